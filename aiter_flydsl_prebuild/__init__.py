@@ -1,0 +1,29 @@
+"""Precompiled FlyDSL kernels for AITER: seeded at import, proven at build time.
+
+``seed()`` puts the kernels of the installed packs into FlyDSL's cache folder. Importing this package loads nothing else;
+neither it nor ``seed`` imports torch, numpy or FlyDSL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .seeding import SeedReport
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "seed", "status"]
+
+
+def seed(*args: Any, **kwargs: Any) -> SeedReport:
+    """Seed FlyDSL's cache from the installed packs; see :func:`aiter_flydsl_prebuild.seeding.seed`."""
+    from .seeding import seed as run
+
+    return run(*args, **kwargs)
+
+
+def status(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """What fits here, what is seeded, and where; see :func:`aiter_flydsl_prebuild.state.status`."""
+    from .state import status as run
+
+    return run(*args, **kwargs)

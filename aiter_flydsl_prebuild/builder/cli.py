@@ -1,0 +1,243 @@
+"""The command line: thin over the library. Exit status 0 done, 1 the check failed, 2 the input or usage was wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import CheckError, InputError, PrebuildError
+from ..seeding import SeedReport, seed
+from ..sources import SOURCES, load_source
+from ..state import status
+from . import doctor, show
+from .inspecting import extract, summarize
+from .pipeline import BuildRequest, build_pack
+from .progress import Progress
+from .proof import open_subject, prove
+from .reach import parse_tokens, plan_reach, to_json
+from .rules import RULES
+from .tables import read_tables
+from .wheel import build_wheel
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except PrebuildError as error:
+        if options.json:
+            print(json.dumps({"error": str(error), "problems": str(error).splitlines()}))
+        print(f"aiter-flydsl-prebuild: {error}", file=sys.stderr)
+        return 1 if isinstance(error, CheckError) else 2
+    except KeyboardInterrupt:
+        print("aiter-flydsl-prebuild: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output went away, as `head` does.
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aiter-flydsl-prebuild",
+        description="Precompiled FlyDSL kernels for AITER: plan, build, prove and seed them. No GPU is needed.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    command = _add(commands, "plan", _plan, "which kernels the tuned tables reach, for every token count")
+    command.add_argument(
+        "--table", nargs="+", type=Path, metavar="FILE", help="tuned tables (default: the source's own)"
+    )
+    _planning(command)
+
+    command = _add(commands, "build", _build, "compile the kernels, prove them, and make a wheel")
+    _planning(command)
+    command.add_argument(
+        "--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where the wheel goes (default: dist)"
+    )
+    command.add_argument("--workers", type=_positive, metavar="N", help="processes (default: by cores and free memory)")
+    command.add_argument(
+        "--timeout", type=_seconds, default=300.0, metavar="SECONDS", help="limit for one kernel (default: 300)"
+    )
+    command.add_argument("--keep-going", action="store_true", help="make a wheel without the kernels that failed")
+
+    command = _add(commands, "verify", _verify, "prove that serving compiles nothing")
+    command.add_argument("wheel", nargs="?", type=Path, help="a wheel or a pack (default: what is installed)")
+    command.add_argument("--cold", action="store_true", help="without the kernels: count what would compile")
+    command.add_argument(
+        "--exhaustive", action="store_true", help="call FlyDSL for every token count, not only at the ends"
+    )
+
+    command = _add(commands, "inspect", _inspect, "what is in a wheel or a pack")
+    command.add_argument("wheel", nargs="?", type=Path, help="a wheel or a pack (default: what is installed)")
+    command.add_argument("--kernel", metavar="NAME", help="only kernels of this name")
+    command.add_argument("--extract", type=Path, metavar="FOLDER", help="write their code objects and MLIR there")
+
+    command = _add(commands, "seed", _seed, "put the installed kernels into FlyDSL's cache")
+    command.add_argument("--cache-dir", metavar="FOLDER", help="FlyDSL's cache (default: the one FlyDSL would use)")
+    command.add_argument("--strict", action="store_true", help="fail where a kernel cannot be put in place")
+
+    _add(commands, "status", _status, "what is installed, what fits, what is seeded")
+    _add(commands, "doctor", _doctor, "what a build needs, what is there, and how to get the rest")
+    return parser
+
+
+def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + "."
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(run=run)
+    return command
+
+
+def _planning(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--source", choices=SOURCES, default="reference", help="where kernels come from (default: reference)"
+    )
+    command.add_argument("--arch", default="gfx950", help="GPU architecture (default: gfx950)")
+    command.add_argument(
+        "--cu-num",
+        nargs="+",
+        type=_positive,
+        default=[],
+        metavar="N",
+        help="compute units of the GPU (default: all that the tables have)",
+    )
+    command.add_argument("--tokens", default="1..8192", metavar="FIRST..LAST", help="token counts (default: 1..8192)")
+    command.add_argument("--rule", choices=RULES, default="newest", help="AITER's dispatch rule (default: newest)")
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    tokens = parse_tokens(options.tokens)
+    tables = read_tables(options.table or load_source(options.source).tables())
+    reach = plan_reach(tables, gfx=[options.arch], cu_num=options.cu_num, tokens=tokens, rule=options.rule)
+    if options.json:
+        _print_json(to_json(reach))
+    else:
+        show.plan(reach)
+    return 0
+
+
+def _build(options: argparse.Namespace) -> int:
+    request = BuildRequest(
+        source=options.source,
+        arch=options.arch,
+        tokens=parse_tokens(options.tokens),
+        cu_num=tuple(options.cu_num),
+        rule=options.rule,
+        workers=options.workers,
+        timeout=options.timeout,
+        keep_going=options.keep_going,
+    )
+    out = _folder(options.out)
+    with tempfile.TemporaryDirectory(prefix="afp-pack-") as name:
+        built = build_pack(request, Path(name), Progress)
+        wheel = build_wheel(built.path, out)
+    result = {
+        "wheel": str(wheel),
+        "kernels": built.kernels,
+        "shapes": built.shapes,
+        "seconds": round(built.seconds, 1),
+        "compile_seconds": round(built.compile_seconds, 1),
+        "bytes": wheel.stat().st_size,
+        "bytes_per_kernel": round(wheel.stat().st_size / built.kernels),
+        "uncovered": built.uncovered,
+        "failed": list(built.failed),
+        "proof": built.proof.to_json(),
+    }
+    if options.json:
+        _print_json(result)
+    else:
+        show.build(result)
+    return 1 if built.failed else 0
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be made: {error.strerror or error}") from error
+    return path
+
+
+def _verify(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="afp-verify-") as name:
+        subject = open_subject(options.wheel, Path(name))
+        proof = prove(subject, cold=options.cold, exhaustive=options.exhaustive)
+    if options.json:
+        _print_json(proof.to_json())
+    else:
+        show.proof(proof)
+    return 0 if proof.ok else 1
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="afp-inspect-") as name:
+        subject = open_subject(options.wheel, Path(name))
+        summaries = [summarize(path, options.kernel) for path in subject.packs]
+        written = [str(f) for path in subject.packs for f in extract(path, options.kernel, options.extract)]
+    if options.kernel and not any(summary["kernels"] for summary in summaries):
+        raise InputError(f"no kernel is called {options.kernel}")
+    if options.json:
+        _print_json({"packs": summaries, "extracted": written})
+    else:
+        show.packs(summaries, written)
+    return 0
+
+
+def _seed(options: argparse.Namespace) -> int:
+    report: SeedReport = seed(mode="strict" if options.strict else None, cache_dir=options.cache_dir)
+    if options.json:
+        packs = [pack._asdict() for pack in report.packs]
+        _print_json({**report._asdict(), "packs": packs, "kernels": report.kernels, "written": report.written})
+    else:
+        show.seeded(report)
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    found = status()
+    if options.json:
+        _print_json(found)
+    else:
+        show.state(found)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = doctor.examine()
+    if options.json:
+        _print_json({"ok": doctor.ok(findings), "findings": doctor.to_json(findings)})
+    else:
+        doctor.render(findings)
+    return 0 if doctor.ok(findings) else 1

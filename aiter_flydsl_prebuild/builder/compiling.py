@@ -1,0 +1,197 @@
+"""Compiling one job in a worker process, and many of them with a pool.
+
+A job gets a private, empty cache folder. What FlyDSL leaves there is the job's output: nothing is guessed, and no key is
+computed by hand. A job is first compiled without device bitcode; only one that fails so is tried again with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import flydsl_cache as cache
+from ..errors import CheckError, PrebuildError
+from ..flydsl_install import Install, known_identities, read_install
+from ..sources import load_source
+from ..sources.base import Job
+from .codeobject import CodeFacts, code_facts
+from .toolchain import Toolchain
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker gets: a job, where to find a linker, and where to find one with device bitcode (None: nowhere)."""
+
+    job: Job
+    rocm_root: str
+    bitcode_root: str | None
+
+
+@dataclass(frozen=True)
+class CompiledEntry:
+    """One file that FlyDSL left in its cache: ``path`` below the cache root, and its content."""
+
+    path: str
+    artifact_key: str | None
+    entry: cache.Entry
+    code: tuple[CodeFacts, ...]
+
+    @property
+    def launcher(self) -> str:
+        """The name of the host function that launches the kernel, as FlyDSL calls it."""
+        return str(self.entry.fields["entry"])
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a job gave. ``bitcode`` is the digest of the device bitcode that was linked, None where none was needed."""
+
+    job: Job
+    entries: tuple[CompiledEntry, ...]
+    bitcode: str | None
+
+
+@dataclass(frozen=True)
+class FlyDSL:
+    """The FlyDSL that compiles. ``identities`` maps each CPython ABI to the wheels known to be this same compiler."""
+
+    version: str
+    abi: str
+    generation: str
+    identities: dict[str, list[str]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the manifest holds it."""
+        return {"version": self.version, "generation": self.generation, "identities": self.identities}
+
+
+def building_flydsl() -> FlyDSL:
+    """The installed FlyDSL, if kernels can be built with it.
+
+    :raises CheckError: none, one whose cache is not known here, or one that was not installed from a wheel.
+    """
+    install = read_install()
+    if install is None:
+        raise CheckError("FlyDSL is not installed: pip install flydsl")
+    generation = cache.generation(install.version)
+    if generation is None:
+        raise CheckError(
+            f"flydsl {install.version or 'without a version'} is not known to this version: it packs kernels of 0.3.1 to 0.5"
+        )
+    if install.identity is None:
+        raise CheckError(
+            "this FlyDSL was not installed from a wheel, so a server could not tell that it has the same one"
+        )
+    return FlyDSL(install.version, install.abi, generation, _identities(install, generation))
+
+
+def _identities(install: Install, generation: str) -> dict[str, list[str]]:
+    """The installations on which these kernels are right.
+
+    Up to 0.4.2 the keys hold for one ABI. From 0.5 every released wheel of the version makes the same artifact; a FlyDSL
+    that is none of them answers for itself alone.
+    """
+    assert install.identity is not None
+    released = known_identities().get(install.version, {})
+    if generation == cache.ARTIFACT_KEY and install.identity in released.get(install.abi, ()):
+        return released
+    return {install.abi: [install.identity]}
+
+
+def make_task(job: Job, toolchain: Toolchain, bitcode_root: Path | None) -> Task:
+    """The task of a job on this machine."""
+    return Task(job, str(toolchain.rocm_root), None if bitcode_root is None else str(bitcode_root))
+
+
+def compile_task(task: Task) -> Compiled:
+    """Compile one job in this process, whose environment is a build worker's.
+
+    :raises PrebuildError: with FlyDSL's own message.
+    """
+    try:
+        return _compile(task.job, task.rocm_root, with_bitcode=False)
+    except PrebuildError as error:
+        if task.bitcode_root is None:
+            raise
+        without = error
+    try:
+        return _compile(task.job, task.bitcode_root, with_bitcode=True)
+    except PrebuildError as error:
+        if str(error) == str(without):
+            raise error from None
+        raise PrebuildError(f"{error}\n(without device bitcode: {without})") from None
+
+
+def _compile(job: Job, rocm_root: str, *, with_bitcode: bool) -> Compiled:
+    source = load_source(job.source)
+    with tempfile.TemporaryDirectory(prefix="afp-job-") as folder, environment(FLYDSL_RUNTIME_CACHE_DIR=folder):
+        os.environ["ROCM_PATH"] = os.environ["ROCM_HOME"] = rocm_root
+        with recorded_artifact_keys() as artifact_keys:
+            try:
+                source.compile(job)
+            except PrebuildError:
+                raise
+            except Exception as error:
+                raise PrebuildError(f"{type(error).__name__}: {error}".strip()) from error
+        entries = tuple(_collect(Path(folder), artifact_keys, job.arch))
+    if not entries:
+        raise PrebuildError("FlyDSL compiled nothing: the call was served from this process's memory")
+    return Compiled(job, entries, cache.bitcode_digest(rocm_root) if with_bitcode else None)
+
+
+def _collect(folder: Path, artifact_keys: Mapping[str, str], arch: str) -> Iterator[CompiledEntry]:
+    for file in sorted(folder.rglob("*.pkl")):
+        path = file.relative_to(folder).as_posix()
+        entry = cache.decode_entry(file.read_bytes())
+        key = artifact_keys.get(file.stem)
+        if len(file.stem) == len(hashlib.sha256().hexdigest()) and key is None:
+            raise PrebuildError(f"FlyDSL wrote {path} under a key that it did not compute from an artifact key")
+        yield CompiledEntry(path, key, entry, tuple(code_facts(entry.ir_text, arch)))
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Set variables of this process for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def recorded_artifact_keys() -> Iterator[dict[str, str]]:
+    """Disk key -> artifact key of every key that FlyDSL 0.5 computes meanwhile; stays empty under older ones.
+
+    FlyDSL keeps the artifact key in the launcher object, which a source need not expose; both keys meet in
+    ``compiler/jit_function.py``, _disk_cache_key, which is listened to here.
+    """
+    import flydsl.compiler.jit_function as jit
+
+    keys: dict[str, str] = {}
+    compute: Callable[[str], str] | None = getattr(jit, "_disk_cache_key", None)
+    if compute is None:
+        yield keys
+        return
+
+    def listening(artifact_key: str) -> str:
+        key = compute(artifact_key)
+        keys[key] = artifact_key
+        return key
+
+    jit._disk_cache_key = listening
+    try:
+        yield keys
+    finally:
+        jit._disk_cache_key = compute

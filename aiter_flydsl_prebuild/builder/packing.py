@@ -1,0 +1,150 @@
+"""Writing a pack: compiled kernels of one arch and one FlyDSL become one file, the same bytes for the same kernels.
+
+The layout is :mod:`aiter_flydsl_prebuild.pack`'s; what the manifest means is written down in docs/pack-format.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import CheckError
+from ..pack import FORMAT, MAGIC, SUFFIX, zstd
+from ..sources.base import Job
+from .compiling import Compiled, CompiledEntry, FlyDSL
+
+# zstd: the strongest level below "ultra", and a window that spans the whole stream, since kernels of one family share
+# most of their text (410 kernels: a sixth of what compressing them one by one gives).
+_LEVEL = 19
+_WINDOW_LOG = 27
+
+
+def pack_name(arch: str, flydsl: FlyDSL) -> str:
+    """The file name of a pack: what it is for, readable; nothing depends on it."""
+    abi = "" if len(flydsl.identities) > 1 else f"-{next(iter(flydsl.identities))}"
+    return f"{arch}-flydsl{flydsl.version}{abi}{SUFFIX}"
+
+
+def make_manifest(
+    arch: str,
+    flydsl: FlyDSL,
+    compiled: Iterable[Compiled],
+    missing: Sequence[tuple[Job, str]],
+    about: dict[str, Any],
+) -> tuple[dict[str, Any], list[bytes]]:
+    """The manifest of a pack and its payloads, both in an order that the kernels alone decide.
+
+    :param missing: jobs that gave no kernel, each with the reason.
+    :param about: what describes the whole pack (source, toolchain, plan, …); see docs/pack-format.md.
+    :raises CheckError: two kernels claim one path in the cache with different contents.
+    """
+    payloads: dict[str, bytes] = {}
+    kernels: list[dict[str, Any]] = []
+    claimed: dict[str, tuple[str, str]] = {}
+    conflicts: list[str] = []
+    for kernel in sorted(compiled, key=lambda c: _order(c.job)):
+        entries = []
+        for entry in sorted(kernel.entries, key=lambda e: (e.launcher, e.artifact_key or e.path)):
+            data = entry.entry.ir_text.encode("utf-8")
+            digest = hashlib.sha256(data).hexdigest()
+            payloads.setdefault(digest, data)
+            content = digest + json.dumps(entry.entry.fields, sort_keys=True)
+            other, theirs = claimed.setdefault(entry.path, (kernel.job.label, content))
+            if theirs != content:
+                conflicts.append(
+                    f"{other} and {kernel.job.label} have different code under one key of FlyDSL: {entry.path}"
+                )
+            entries.append((entry, digest))
+        kernels.append(_kernel_json(kernel, entries, flydsl))
+    if conflicts:
+        raise CheckError("one of these would run in place of the other:\n" + "\n".join(conflicts))
+
+    places: list[dict[str, Any]] = []
+    index: dict[str, int] = {}
+    offset = 0
+    for digest, data in payloads.items():
+        index[digest] = len(places)
+        places.append({"offset": offset, "size": len(data), "sha256": digest})
+        offset += len(data)
+    for described in kernels:
+        for described_entry in described["entries"]:
+            described_entry["payload"] = index[described_entry["payload"]]
+    manifest = {
+        "format": FORMAT,
+        "made_by": f"aiter-flydsl-prebuild {__version__}",
+        "arch": arch,
+        "flydsl": flydsl.to_json(),
+        **about,
+        "missing": [
+            {**_job_json(job), "reason": reason} for job, reason in sorted(missing, key=lambda pair: _order(pair[0]))
+        ],
+        "kernels": kernels,
+        "payloads": places,
+    }
+    return manifest, list(payloads.values())
+
+
+def write_pack(path: Path, manifest: dict[str, Any], payloads: Iterable[bytes]) -> None:
+    """Write a pack; it appears under its name whole or not at all."""
+    raw = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    body = b"".join(payloads)
+    packed_manifest, packed_body = compress(raw), compress(body)
+    sizes = struct.pack("<4Q", len(packed_manifest), len(raw), len(packed_body), len(body))
+    content = sizes + packed_manifest + packed_body
+    temporary = path.with_name(path.name + ".part")
+    try:
+        temporary.write_bytes(MAGIC + hashlib.sha256(content).digest() + content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def compress(data: bytes) -> bytes:
+    """One zstd frame over ``data``."""
+    module = zstd()
+    parameter = module.CompressionParameter
+    options = {parameter.compression_level: _LEVEL, parameter.window_log: _WINDOW_LOG, parameter.checksum_flag: 1}
+    if len(data) > 1 << 20:
+        options[parameter.enable_long_distance_matching] = 1
+    return bytes(module.compress(data, options=options))
+
+
+def _order(job: Job) -> tuple[Any, ...]:
+    shape = job.shape
+    return (shape.op, shape.n, shape.k, shape.w_scale_block or "", shape.q_dtype_w or "", job.name)
+
+
+def _job_json(job: Job) -> dict[str, Any]:
+    shape = job.shape
+    return {
+        "source": job.source,
+        "op": shape.op,
+        "name": job.name,
+        "n": shape.n,
+        "k": shape.k,
+        "w_scale_block": shape.w_scale_block,
+        "q_dtype_w": shape.q_dtype_w,
+        "tokens": [list(r) for r in job.tokens],
+    }
+
+
+def _kernel_json(kernel: Compiled, entries: list[tuple[CompiledEntry, str]], flydsl: FlyDSL) -> dict[str, Any]:
+    described = []
+    for entry, payload in entries:
+        key: dict[str, Any]
+        key = {"artifact_key": entry.artifact_key} if entry.artifact_key else {"paths": {flydsl.abi: entry.path}}
+        described.append(
+            {
+                "launcher": entry.launcher,
+                **key,
+                "payload": payload,
+                "fields": entry.entry.fields,
+                "code": [facts.to_json() for facts in entry.code],
+            }
+        )
+    return {**_job_json(kernel.job), "bitcode": kernel.bitcode, "entries": described}

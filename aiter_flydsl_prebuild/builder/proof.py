@@ -1,0 +1,210 @@
+"""The proof: in a clean process, compiling forbidden, every token count goes through the real dispatch.
+
+This half prepares that process (environment, cache folder, the wheel's contents) and judges what it reports;
+:mod:`.prover` is what runs in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..errors import CheckError, InputError
+from ..pack import FOLDER, SUFFIX, Pack
+from ..seeding import PACKS_VARIABLE, find_packs
+from ..target import ARCH_VARIABLE
+from .toolchain import find_toolchain, scrubbed_environment
+
+_NOTES = 20
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a proof found.
+
+    ``dispatches`` token counts were resolved, over all shapes; FlyDSL was called ``calls`` times and found ``kernels``
+    distinct kernels; ``compiled`` files are new in its cache. Each of ``misses`` names a kernel, its shape and the token
+    counts that would compile; ``uncovered`` lists token counts that no row serves; ``payloads`` were parsed by FlyDSL;
+    ``problems`` are faults of another kind, a line each.
+    """
+
+    cold: bool
+    dispatches: int
+    calls: int
+    kernels: int
+    compiled: int
+    misses: tuple[dict[str, Any], ...]
+    uncovered: tuple[dict[str, Any], ...]
+    payloads: int
+    problems: tuple[str, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """A proof holds when nothing compiled and nothing is amiss; a cold run, when something did compile."""
+        if self.problems or self.misses or not self.kernels:
+            return False
+        return self.compiled > 0 if self.cold else self.compiled == 0 and self.payloads > 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The proof as ``verify --json`` prints it."""
+        return {
+            "ok": self.ok,
+            "cold": self.cold,
+            "dispatches": self.dispatches,
+            "calls": self.calls,
+            "kernels": self.kernels,
+            "compiled": self.compiled,
+            "misses": list(self.misses),
+            "uncovered": list(self.uncovered),
+            "payloads": self.payloads,
+            "problems": list(self.problems),
+            "seconds": self.seconds,
+        }
+
+    def complaints(self) -> list[str]:
+        """What is wrong, a line each, for people."""
+        lines = list(self.problems)
+        for miss in self.misses:
+            counts = ", ".join(f"{first}..{last}" if last > first else str(first) for first, last in miss["tokens"])
+            what = "compiles" if not self.cold else "fails"
+            lines.append(f"N={miss['n']}, K={miss['k']}: {miss['name']} {what} for tokens {counts}: {miss['reason']}")
+        if not self.cold and self.compiled:
+            lines.append(f"FlyDSL compiled {self.compiled} kernels although it was forbidden to")
+        if self.cold and not self.compiled and not self.misses:
+            lines.append("the cold run compiled nothing, so that the warm run proves nothing")
+        if not self.kernels and not lines:
+            lines.append("no kernel was called: nothing is proven")
+        return lines
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is proven: the packs, the folders to find them on, and the packages they are in."""
+
+    packs: tuple[Path, ...]
+    search: tuple[Path, ...]
+    packages: tuple[str, ...]
+
+
+def open_subject(wheel: Path | None, folder: Path) -> Subject:
+    """The packs of a wheel (unpacked into ``folder``), of a pack file, or, for None, of this environment.
+
+    :raises InputError: no such file, not a wheel, or no packs in it.
+    """
+    if wheel is None:
+        installed = tuple(Path(path) for path in find_packs())
+        if not installed:
+            raise InputError("no pack of kernels is installed here; name a wheel, or install one")
+        return Subject(installed, (), ())
+    if not wheel.is_file():
+        raise InputError(f"{wheel}: no such file; name a wheel or a pack that build made")
+    if wheel.name.endswith(SUFFIX):
+        return Subject((wheel,), (), ())
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(SUFFIX)]
+            for name in archive.namelist():
+                if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                    raise InputError(f"{wheel}: holds the path {name}; refused")
+            archive.extractall(folder)
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise InputError(f"{wheel}: not a wheel: {error}") from error
+    if not names:
+        raise InputError(f"{wheel}: holds no pack of kernels")
+    packages = {
+        ".".join(PurePosixPath(name).parent.parts[:-1]) for name in names if PurePosixPath(name).parent.name == FOLDER
+    }
+    return Subject(tuple(folder / name for name in names), (folder,), tuple(sorted(packages)))
+
+
+def prove(subject: Subject, *, cold: bool = False, exhaustive: bool = False) -> Proof:
+    """Run the proof for packs of one source, in a process of its own.
+
+    :param cold: the same dispatch and calls without the kernels and with compiling allowed.
+    :raises PackError: a pack is damaged.
+    :raises CheckError: the process ended without a result, or the packs are of several sources or arches.
+    """
+    packs = [Pack(str(path)) for path in subject.packs]
+    kinds = {(p.manifest["source"]["name"], p.arch, json.dumps(p.manifest["plan"]["tokens"])) for p in packs}
+    if len(kinds) > 1:
+        raise CheckError("the packs are of several sources, arches or token limits; prove them one by one")
+    manifest = packs[0].manifest
+    arch = packs[0].arch
+    request = {
+        "source": manifest["source"]["name"],
+        "arch": arch,
+        "cu_num": manifest["plan"]["cu_num"],
+        "tokens": manifest["plan"]["tokens"],
+        "rule": manifest["plan"]["rule"],
+        "tables": [t["sha256"] for p in packs for t in p.manifest["plan"]["tables"]],
+        "packs": [str(path.resolve()) for path in subject.packs],
+        "packages": list(subject.packages),
+        "search": [str(path) for path in subject.search],
+        "cold": cold,
+        "exhaustive": exhaustive,
+    }
+    with tempfile.TemporaryDirectory(prefix="afp-proof-") as name:
+        folder = Path(name)
+        root = _rocm_root(packs, cold, folder)
+        environment = scrubbed_environment(os.environ, rocm_root=root, arch=arch, cache_dir=folder / "cache")
+        # FlyDSL: a miss raises instead of compiling (RUN_ONLY), a hit returns without launching (COMPILE_ONLY).
+        environment["COMPILE_ONLY"] = "1"
+        if not cold:
+            environment["FLYDSL_RUNTIME_RUN_ONLY"] = "1"
+        if not subject.search and (given := [p for p in request["packs"] if p not in find_packs()]):
+            environment[PACKS_VARIABLE] = os.pathsep.join(given)
+        environment[ARCH_VARIABLE] = arch
+        return _run(request, environment, folder / "result.json", cold)
+
+
+def _rocm_root(packs: Sequence[Pack], cold: bool, folder: Path) -> Path:
+    """The ROCm folder of the proof's process: a linker's for a cold run, one with bitcode where kernels need it, else none."""
+    needs_bitcode = any(kernel.bitcode for pack in packs for kernel in pack.kernels)
+    if not cold and not needs_bitcode:
+        return folder / "no-rocm"
+    toolchain = find_toolchain()
+    root = toolchain.rocm_root_with_bitcode() if needs_bitcode else toolchain.rocm_root
+    if root is None:
+        raise CheckError(
+            "kernels of this pack link device bitcode, and none was found here; install ROCm's device libraries"
+        )
+    return root
+
+
+def _run(request: dict[str, Any], environment: dict[str, str], result: Path, cold: bool) -> Proof:
+    command = [sys.executable, "-m", f"{__package__}.prover", str(result)]
+    run = subprocess.run(
+        command,
+        input=json.dumps(request),
+        env=environment,
+        cwd=result.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not result.exists():
+        said = "\n".join((run.stdout + run.stderr).strip().splitlines()[-_NOTES:])
+        how = f"signal {-run.returncode}" if run.returncode < 0 else f"status {run.returncode}"
+        raise CheckError(f"the proof's process ended with {how} before it had a result:\n{said}")
+    found = json.loads(result.read_text(encoding="utf-8"))
+    return Proof(
+        cold=cold,
+        dispatches=found.get("dispatches", 0),
+        calls=found.get("calls", 0),
+        kernels=found.get("kernels", 0),
+        compiled=found.get("compiled", 0),
+        misses=tuple(found.get("misses", ())),
+        uncovered=tuple(found.get("uncovered", ())),
+        payloads=found.get("payloads", 0),
+        problems=tuple(found["problems"]),
+        seconds=found.get("seconds", 0.0),
+    )

@@ -1,0 +1,251 @@
+"""The proof's own process: ``python -m aiter_flydsl_prebuild.builder.prover RESULT.json < request.json``.
+
+Started by :mod:`.proof` with a clean environment, an empty cache folder and (unless cold) FlyDSL forbidden to compile.
+It does what a server does: seed, then dispatch every token count, and call FlyDSL where a run of token counts that share a
+kernel begins and ends. FlyDSL returns from a hit without launching (COMPILE_ONLY), so no GPU is needed; a hit alone says
+nothing about the payload, so every one is parsed by FlyDSL and compared with the manifest as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import flydsl_cache as cache
+from ..errors import PrebuildError
+from ..flydsl_install import read_install
+from ..pack import Pack, PackedEntry, PackedKernel
+from ..seeding import find_packs, fit, seed
+from ..sources import load_source
+from ..sources.base import Source, merge_ranges
+from .reach import Range, Shape, plan_reach
+from .tables import read_tables
+
+
+def main() -> int:
+    """Read the request, prove, write the result."""
+    request = json.load(sys.stdin)
+    for folder in reversed(request["search"]):
+        sys.path.insert(0, folder)
+    try:
+        result = prove(request)
+    except PrebuildError as error:
+        result = {"problems": [str(error)]}
+    Path(sys.argv[1]).write_text(json.dumps(result), encoding="utf-8")
+    return 0
+
+
+def prove(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the whole proof in this process; see :class:`proof.Proof` for what comes back."""
+    started = time.perf_counter()
+    root = Path(os.environ["FLYDSL_RUNTIME_CACHE_DIR"])
+    problems: list[str] = []
+    packs: list[Pack] = []
+    if not request["cold"]:
+        packs, problems = _seed(request)
+    seeded = _cached_files(root)
+
+    source = load_source(request["source"])
+    arch = request["arch"]
+    tables = read_tables(source.tables())
+    tokens = (request["tokens"][0], request["tokens"][1])
+    reach = plan_reach(tables, gfx=[arch], cu_num=request["cu_num"], tokens=tokens, rule=request["rule"])
+    changed = (
+        [f.path for f in tables.files if f.sha256 not in request["tables"]] if request["tables"] is not None else []
+    )
+    problems += [f"{Path(path).name} is not the tuned table that the kernels were built from" for path in changed]
+
+    dispatched = _dispatch(source, [entry.shape for entry in reach.shapes], tokens)
+    planned = {entry.shape: {k.name: k.tokens for k in entry.kernels} for entry in reach.shapes}
+    for shape, runs in dispatched.items():
+        problems += _disagreements(shape, runs, {n: t for n, t in planned[shape].items() if n not in reach.undecodable})
+
+    calls = 0
+    hit: set[tuple[str, Shape]] = set()
+    misses: dict[tuple[str, Shape], dict[str, Any]] = {}
+    for shape, name, run in _served(dispatched):
+        counts = range(run[0], run[1] + 1) if request["exhaustive"] else sorted(set(run))
+        for count in counts:
+            calls += 1
+            try:
+                source.call(shape, count)
+                hit.add((name, shape))
+            except (
+                Exception
+            ) as error:  # FlyDSL says "would compile" with a RuntimeError; anything else is no hit either.
+                miss = misses.setdefault((name, shape), _miss(name, shape, error))
+                miss["tokens"].append(run)
+                break
+    for miss in misses.values():
+        miss["tokens"] = [list(run) for run in merge_ranges(miss["tokens"])]
+
+    compiled = _cached_files(root) - seeded
+    payloads, faults = _check_payloads(packs, root) if packs else (0, [])
+    return {
+        "dispatches": len(dispatched) * (tokens[1] - tokens[0] + 1),
+        "calls": calls,
+        "kernels": len(hit - misses.keys()),
+        "compiled": len(compiled),
+        "misses": list(misses.values()),
+        "uncovered": [
+            {**_shape_json(entry.shape), "tokens": [list(r) for r in entry.uncovered]}
+            for entry in reach.shapes
+            if entry.uncovered
+        ],
+        "payloads": payloads,
+        "problems": problems + faults,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def _seed(request: dict[str, Any]) -> tuple[list[Pack], list[str]]:
+    paths = [os.path.realpath(path) for path in request["packs"]]
+    problems = []
+    if lost := [p for p in paths if p not in find_packs(request["packages"])]:
+        problems += [f"the loader does not find {os.path.basename(path)} where it is installed" for path in lost]
+    report = seed(packs=paths, mode="on")
+    problems += report.problems
+    again = seed(packs=paths, mode="on")
+    if again.written:
+        problems.append(f"a second seeding wrote {again.written} files again")
+    packs = []
+    for path in paths:
+        try:
+            packs.append(Pack(path))
+        except PrebuildError:
+            continue  # seed said so already
+    return packs, problems
+
+
+def _cached_files(root: Path) -> set[Path]:
+    return set(root.rglob("*.pkl"))
+
+
+def _dispatch(source: Source, shapes: list[Shape], tokens: Range) -> dict[Shape, list[tuple[str | None, Range]]]:
+    """Every token count of every shape through the source's own dispatch; runs of equal answers."""
+    dispatched: dict[Shape, list[tuple[str | None, Range]]] = {}
+    for shape in shapes:
+        runs: list[tuple[str | None, Range]] = []
+        for count in range(tokens[0], tokens[1] + 1):
+            name = source.resolve(shape, count)
+            if runs and runs[-1][0] == name:
+                runs[-1] = (name, (runs[-1][1][0], count))
+            else:
+                runs.append((name, (count, count)))
+        dispatched[shape] = runs
+    return dispatched
+
+
+def _served(dispatched: dict[Shape, list[tuple[str | None, Range]]]) -> Iterator[tuple[Shape, str, Range]]:
+    for shape, runs in dispatched.items():
+        for name, run in runs:
+            if name is not None:
+                yield shape, name, run
+
+
+def _disagreements(
+    shape: Shape, runs: list[tuple[str | None, Range]], planned: dict[str, tuple[Range, ...]]
+) -> list[str]:
+    """Where the run-time dispatch picks another kernel than the plan says."""
+    really: dict[str, list[Range]] = {}
+    for name, run in runs:
+        if name is not None:
+            really.setdefault(name, []).append(run)
+    where = f"N={shape.n}, K={shape.k}"
+    problems = []
+    for name in sorted(really.keys() | planned.keys()):
+        if merge_ranges(really.get(name, [])) != tuple(planned.get(name, ())):
+            problems.append(f"{where}: the run-time dispatch and the plan give {name} different token counts")
+    return problems
+
+
+def _shape_json(shape: Shape) -> dict[str, Any]:
+    return {
+        "op": shape.op,
+        "n": shape.n,
+        "k": shape.k,
+        "w_scale_block": shape.w_scale_block,
+        "q_dtype_w": shape.q_dtype_w,
+    }
+
+
+def _miss(name: str, shape: Shape, error: Exception) -> dict[str, Any]:
+    lines = str(error).splitlines() or [""]
+    return {"name": name, **_shape_json(shape), "tokens": [], "reason": f"{type(error).__name__}: {lines[0]}"}
+
+
+def _check_payloads(packs: list[Pack], root: Path) -> tuple[int, list[str]]:
+    """Load every seeded entry as FlyDSL does, parse its module with FlyDSL, and compare with the manifest."""
+    install = read_install()
+    bitcode = cache.bitcode_digest(cache.rocm_root())
+    checked = 0
+    faults: list[str] = []
+    for pack in packs:
+        if install is None or not fit(pack, [pack.arch], install, bitcode).placements:
+            continue
+        toolchain = cache.toolchain_key(install, bitcode) if pack.generation == cache.ARTIFACT_KEY else ""
+        for kernel in pack.kernels:
+            if kernel.bitcode not in (None, bitcode):
+                continue
+            for entry in kernel.entries:
+                checked += 1
+                if entry.artifact_key is None:
+                    path = root / entry.paths[install.abi]
+                else:
+                    key = cache.disk_key(toolchain, entry.artifact_key)
+                    path = root / cache.artifact_path(entry.launcher, key)
+                if fault := _fault(path, kernel, entry, pack.arch):
+                    faults.append(f"{kernel.name} (N={kernel.facts['n']}, K={kernel.facts['k']}): {fault}")
+    return checked, faults
+
+
+def _fault(path: Path, kernel: PackedKernel, entry: PackedEntry, arch: str) -> str | None:
+    """What is wrong with one seeded entry, by FlyDSL's own reading of it."""
+    from flydsl._mlir import ir
+    from flydsl._mlir.dialects import gpu
+    from flydsl.compiler.jit_function import _create_mlir_context
+
+    described = next(
+        e for e in kernel.facts["entries"] if e["payload"] == entry.payload and e["launcher"] == entry.launcher
+    )
+    wanted = sorted((code["symbol"], code["code_object_sha256"]) for code in described["code"])
+    try:
+        with path.open("rb") as file:
+            artifact = pickle.load(file)
+        if artifact._entry != entry.launcher:
+            return f"its entry point is {artifact._entry}, the manifest says {entry.launcher}"
+        found: list[tuple[str, str]] = []
+        functions: set[str] = set()
+        with _create_mlir_context():
+            module = ir.Module.parse(artifact._ir_text)
+            for operation in module.body.operations:
+                name = ir.StringAttr(operation.attributes["sym_name"]).value
+                if operation.operation.name == "llvm.func":
+                    functions.add(name)
+                if operation.operation.name != "gpu.binary":
+                    continue
+                for attribute in operation.attributes["objects"]:
+                    code = gpu.ObjectAttr(attribute)
+                    if f'chip = "{arch}"' not in str(code.target):
+                        return f"its code object is for {code.target}, not for {arch}"
+                    image = bytes(code.object)
+                    digest = hashlib.sha256(image).hexdigest()
+                    found += [(symbol, digest) for symbol, d in wanted if d == digest and symbol.encode() in image]
+                    if digest not in {d for _, d in wanted}:
+                        return "its code object is not the one that the manifest describes"
+    except Exception as error:
+        return f"FlyDSL cannot read it: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if entry.launcher not in functions:
+        return f"its module has no function {entry.launcher}"
+    return None if sorted(found) == wanted else "it lacks a device function that the manifest describes"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Results for people, as tables. Programs use ``--json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..seeding import SeedReport
+from .proof import Proof
+from .reach import Range, Reach
+
+_LINES = 25
+
+
+def _console() -> Console:
+    # markup off: kernel names and messages are text, whatever brackets they hold.
+    return Console(markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    return table
+
+
+def _count(ranges: Sequence[Range]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def plan(reach: Reach) -> None:
+    """A line for each shape and operand contract, and the totals."""
+    table = _table("op", "arch", "CUs", "N", "K", "scales", "kernels", "other libraries", "uncovered")
+    for one in reach.shapes:
+        shape = one.shape
+        other = ", ".join(f"{o.libtype} {_count(o.tokens)}" for o in one.other)
+        table.add_row(
+            *(
+                shape.op,
+                shape.gfx,
+                str(shape.cu_num),
+                str(shape.n),
+                str(shape.k),
+                shape.w_scale_block or shape.q_dtype_w or "",
+            ),
+            *(str(len(one.kernels)), other or "-", str(_count(one.uncovered)) if one.uncovered else "-"),
+        )
+    console = _console()
+    console.print(table)
+    skipped = ", ".join(f"{count} {reason}" for reason, count in reach.skipped_rows.items() if count) or "none"
+    console.print(
+        f"\n{reach.distinct_kernels} distinct kernels for tokens {reach.tokens[0]}..{reach.tokens[1]} (rule {reach.rule}); "
+        f"rows without a kernel: {skipped}"
+    )
+
+
+def build(result: dict[str, Any]) -> None:
+    """The wheel and what it cost."""
+    console = _console()
+    proof = result["proof"]
+    console.print(f"{result['wheel']}")
+    console.print(
+        f"{result['kernels']} kernels for {result['shapes']} shapes in {result['seconds']} s "
+        f"(compiling {result['compile_seconds']} s), {result['bytes']} bytes, {result['bytes_per_kernel']} a kernel"
+    )
+    console.print(
+        f"proven: {proof['dispatches']} dispatches, {proof['calls']} calls, {proof['compiled']} compiles, "
+        f"{proof['payloads']} payloads read by FlyDSL"
+    )
+    if result["uncovered"]:
+        console.print(f"{result['uncovered']} token counts are served by no row of the tables (inspect lists them)")
+    if result["failed"]:
+        console.print(f"left out, {len(result['failed'])} kernels:")
+        for line in result["failed"]:
+            console.print(f"  {line}")
+
+
+def proof(found: Proof) -> None:
+    """The verdict, the counts, and what is wrong."""
+    console = _console()
+    kind = "cold run" if found.cold else "proof"
+    console.print(
+        f"{kind} {'holds' if found.ok else 'FAILED'}: {found.dispatches} dispatches, {found.calls} calls, {found.kernels} kernels, "
+        f"{found.compiled} compiled, {len(found.misses)} missed, {found.payloads} payloads read, {found.seconds:.1f} s"
+    )
+    lines = [] if found.ok else found.complaints()
+    for line in lines[:_LINES]:
+        console.print(f"  {line}")
+    if len(lines) > _LINES:
+        console.print(f"  … and {len(lines) - _LINES} more (--json has all)")
+    if found.uncovered:
+        total = sum(_count([(r[0], r[1]) for r in one["tokens"]]) for one in found.uncovered)
+        console.print(f"  {total} token counts are served by no row of the tables")
+
+
+def packs(summaries: Sequence[dict[str, Any]], written: Sequence[str]) -> None:
+    """What is in each pack, a line a kernel."""
+    console = _console()
+    for pack in summaries:
+        flydsl = pack["flydsl"]
+        console.print(
+            f"{pack['file']}: {len(pack['kernels'])} kernels for {pack['arch']}, flydsl {flydsl['version']} "
+            f"({', '.join(sorted(flydsl['identities']))}), source {pack['source']['name']}, {pack['bytes']} bytes"
+        )
+        console.print(
+            f"tokens {pack['plan']['tokens'][0]}..{pack['plan']['tokens'][1]}, rule {pack['plan']['rule']}, "
+            f"linker {pack['toolchain']['linker']}, {len(pack['missing'])} missing\n"
+        )
+        table = _table("kernel", "N", "K", "tokens", "VGPR", "AGPR", "SGPR", "LDS", "scratch", "spills", "code bytes")
+        for kernel in pack["kernels"]:
+            for entry in kernel["entries"]:
+                for code in entry["code"]:
+                    table.add_row(
+                        *(kernel["name"], str(kernel["n"]), str(kernel["k"]), _ranges(kernel["tokens"])),
+                        *(str(code[key]) for key in ("vgpr", "agpr", "sgpr", "lds", "scratch")),
+                        *(str(code["vgpr_spills"] + code["sgpr_spills"]), str(code["code_object_bytes"])),
+                    )
+        console.print(table)
+        for job in pack["missing"]:
+            console.print(f"missing: {job['name']} (N={job['n']}, K={job['k']}): {job['reason'].splitlines()[0]}")
+    for path in written:
+        console.print(path)
+
+
+def _ranges(ranges: Sequence[Sequence[int]]) -> str:
+    texts = [str(first) if first == last else f"{first}..{last}" for first, last in ranges]
+    return ", ".join(texts) if len(texts) <= 2 else f"{texts[0]}, … {texts[-1]} ({len(texts)})"
+
+
+def seeded(report: SeedReport) -> None:
+    """One line on what was done."""
+    console = _console()
+    if report.mode == "off":
+        console.print("seeding is switched off (AITER_FLYDSL_PREBUILD=off)")
+    elif not report.arches:
+        console.print("nothing to do: no ROCm GPU here (AITER_FLYDSL_PREBUILD_ARCH names an arch by hand)")
+    elif not report.packs and not report.problems:
+        console.print("nothing to do: no pack of kernels is installed")
+    else:
+        console.print(
+            f"{report.kernels} kernels in place in {report.cache_dir}, {report.written} files written, "
+            f"{report.seconds * 1000:.0f} ms"
+        )
+
+
+def state(found: dict[str, Any]) -> None:
+    """The machine's state."""
+    console = _console()
+    flydsl = found["flydsl"]
+    known = "" if flydsl is None or flydsl["released_wheel"] else ", not a released wheel"
+    console.print(f"arch    {', '.join(found['arches']) or 'none: no ROCm GPU here'}")
+    console.print(f"flydsl  {flydsl['version'] + ' on ' + flydsl['abi'] + known if flydsl else 'not installed'}")
+    console.print(f"cache   {found['cache_dir']}")
+    console.print(f"mode    {found['mode']}")
+    if found["defeated_by"]:
+        console.print(f"note    {found['defeated_by']}")
+    if not found["packs"]:
+        console.print("packs   none installed")
+    for pack in found["packs"]:
+        if "problem" in pack:
+            console.print(f"pack    {pack['problem']}")
+            continue
+        age = "" if pack["oldest"] is None else f", oldest {pack['oldest']:.0f} s old"
+        console.print(
+            f"pack    {pack['path']}: {pack['kernels']} kernels, {pack['fitting']} fit, "
+            f"{pack['in_place']} of {pack['files']} files in place{age}"
+        )
+        for reason in pack["reasons"]:
+            console.print(f"        {reason}")

@@ -1,0 +1,114 @@
+"""The small distribution of its own: ``aiter-flydsl-kernels-<arch>``, a pack and nothing else, built by setuptools.
+
+The same hook that puts a pack into someone else's wheel makes this one: a project of three files is written, its
+``[tool.aiter-flydsl-prebuild]`` table names the finished pack, and setuptools builds it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .. import __version__
+from ..errors import CheckError
+from ..pack import Pack
+
+KERNELS_PACKAGE = "aiter_flydsl_kernels"
+
+# The first moment that a zip can hold; the build is the same on any day.
+_DEFAULT_EPOCH = "315532800"
+
+_PYPROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = {name}
+version = {version}
+description = {description}
+readme = "README.md"
+requires-python = ">=3.10"
+license = {license}
+dependencies = {dependencies}
+
+[tool.setuptools]
+packages = [{package}]
+
+[tool.aiter-flydsl-prebuild]
+package = {package}
+pack = {pack}
+"""
+
+_README = """\
+# {name}
+
+{kernels} precompiled FlyDSL kernels for {arch}, for flydsl {flydsl} ({where}), from the source `{source}`, for {first} to
+{last} tokens. Made by aiter-flydsl-prebuild {version}, which puts them into FlyDSL's cache at run time:
+
+    import aiter_flydsl_prebuild
+    aiter_flydsl_prebuild.seed()
+
+`aiter-flydsl-prebuild inspect` lists what is inside.
+"""
+
+
+def build_wheel(pack_path: Path, out: Path) -> Path:
+    """Build the kernels' own wheel around a pack; returns its path in ``out``.
+
+    Honours SOURCE_DATE_EPOCH; without it the stamps in the wheel are those of 1980, so that two builds are alike.
+
+    :raises CheckError: setuptools failed; with the end of what it said.
+    """
+    pack = Pack(str(pack_path))
+    name = f"aiter-flydsl-kernels-{pack.arch}"
+    with tempfile.TemporaryDirectory(prefix="afp-wheel-") as folder:
+        project = Path(folder)
+        package = project / KERNELS_PACKAGE
+        package.mkdir()
+        (package / "__init__.py").write_text('"""Precompiled FlyDSL kernels; aiter_flydsl_prebuild reads them."""\n')
+        plan = pack.manifest["plan"]
+        text = _README.format(
+            name=name,
+            kernels=len(pack.kernels),
+            arch=pack.arch,
+            flydsl=pack.version,
+            where="any CPython it has wheels for" if len(pack.identities) > 1 else next(iter(pack.identities)),
+            source=pack.manifest["source"]["name"],
+            first=plan["tokens"][0],
+            last=plan["tokens"][1],
+            version=__version__,
+        )
+        (project / "README.md").write_text(text)
+        pyproject = _PYPROJECT.format(
+            name=json.dumps(name),
+            version=json.dumps(f"{__version__}+flydsl{pack.version}"),
+            description=json.dumps(f"Precompiled FlyDSL kernels for {pack.arch} and flydsl {pack.version}"),
+            dependencies=json.dumps([f"aiter-flydsl-prebuild>={__version__}", f"flydsl=={pack.version}"]),
+            license=json.dumps(pack.manifest["source"]["license"]),
+            package=json.dumps(KERNELS_PACKAGE),
+            pack=json.dumps(str(pack_path.resolve())),
+        )
+        (project / "pyproject.toml").write_text(pyproject)
+        out.mkdir(parents=True, exist_ok=True)
+        return out / _run_backend(project, out)
+
+
+def _run_backend(project: Path, out: Path) -> str:
+    """Call setuptools' build backend in a process of its own; the wheel's name comes back."""
+    with tempfile.TemporaryDirectory(prefix=".afp-wheel-", dir=out) as folder:
+        script = f"import setuptools.build_meta as backend; print(backend.build_wheel({folder!r}))"
+        environment = {"SOURCE_DATE_EPOCH": _DEFAULT_EPOCH, **os.environ}
+        run = subprocess.run(
+            [sys.executable, "-c", script], cwd=project, env=environment, capture_output=True, text=True, check=False
+        )
+        built = list(Path(folder).glob("*.whl"))
+        if run.returncode or len(built) != 1:
+            said = "\n".join((run.stdout + run.stderr).strip().splitlines()[-15:])
+            raise CheckError(f"setuptools could not build the wheel:\n{said}")
+        built[0].replace(out / built[0].name)
+        return built[0].name

@@ -1,0 +1,217 @@
+"""What FlyDSL's on-disk cache looks like: the one module that knows it.
+
+Two generations (measured on the released wheels):
+
+=================  ==========================================  ====================================
+generation         FlyDSL                                      an entry's path below the cache root
+=================  ==========================================  ====================================
+``call-key``       0.3.1 to 0.4.2                              ``<launcher>_<manager key>/<call key>.pkl``
+``artifact-key``   0.5                                         ``<launcher>/<disk key>.pkl``
+=================  ==========================================  ====================================
+
+A call key hangs on FlyDSL's native libraries, so it holds for one CPython ABI. A disk key is
+``sha256(toolchain key + newline + artifact key)`` (FlyDSL 0.5 ``compiler/jit_function.py``, ``_disk_cache_key``): the artifact
+key is the same everywhere, the toolchain key (``_flydsl_key``) is the machine's own and can be computed there.
+
+An entry is a pickle of one ``CompiledArtifact`` (``compiler/jit_executor.py``). Its state is a dict of plain values, so it
+can be written and read here without importing FlyDSL. Every generation reads the compiled MLIR as plain ``ir_text``, the
+form that costs least to write and to load; newer ones write ``ir_zlib`` themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .errors import PrebuildError
+
+if TYPE_CHECKING:
+    from .flydsl_install import Install
+
+CALL_KEY = "call-key"
+ARTIFACT_KEY = "artifact-key"
+
+# The class whose pickles FlyDSL's cache holds.
+_ARTIFACT_MODULE = "flydsl.compiler.jit_executor"
+_ARTIFACT_CLASS = "CompiledArtifact"
+
+# FlyDSL 0.5 compiler/jit_function.py, _flydsl_key_cached: the packages whose sources are hashed, in this order.
+_KEYED_PACKAGES = ("compiler", "expr", "extension", "runtime", "utils")
+
+# Read raw into the keys by every FlyDSL from 0.3.1 (compiler/jit_function.py, _CACHE_INVALIDATING_ENV_VARS); the ones for
+# tracing since 0.4.2. Kernels are built with all of them unset.
+KEYED_VARIABLES = (
+    "FLYDSL_COMPILE_OPT_LEVEL",
+    "FLYDSL_COMPILE_BACKEND",
+    "FLYDSL_COMPILE_LLVM_DIR",
+    "FLYDSL_DEBUG_ENABLE_DEBUG_INFO",
+    "FLYDSL_EXTRA_SOURCE_DIRS",
+    "FLYDSL_KTRACE_ENABLE",
+    "FLYDSL_KTRACE_BLOCKS",
+    "FLYDSL_KTRACE_BUFFER_BYTES",
+)
+
+
+class Entry(NamedTuple):
+    """One compiled artifact.
+
+    ``ir_text`` is the lowered MLIR with the code object embedded; ``fields`` is the rest of the artifact's state
+    (entry point, link libraries, …), JSON-able values only. Pre-lowering IR is dropped: nothing reads it back.
+    """
+
+    ir_text: str
+    fields: dict[str, Any]
+
+
+def generation(version: str) -> str | None:
+    """Which generation of the cache a FlyDSL release has; None for one that this project has not seen."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    if not match:
+        return None
+    release = tuple(int(part or 0) for part in match.groups())
+    if (0, 3, 1) <= release < (0, 5, 0):
+        return CALL_KEY
+    return ARTIFACT_KEY if (0, 5, 0) <= release < (0, 6, 0) else None
+
+
+def default_cache_dir() -> str:
+    """Where FlyDSL keeps its cache when nothing says otherwise (``utils/env.py``, RuntimeEnvManager.cache_dir)."""
+    return os.path.join(os.path.expanduser("~"), ".flydsl", "cache")
+
+
+def rocm_root(environ: Mapping[str, str] = os.environ) -> str:
+    """The ROCm folder that FlyDSL's native code takes: the first variable that is set, empty or not (measured on 0.5.0)."""
+    for name in ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME"):
+        if name in environ:
+            return environ[name]
+    return "/opt/rocm"
+
+
+def bitcode_files(root: str) -> list[str]:
+    """Paths of the device bitcode below a ROCm folder, in FlyDSL's order."""
+    folder = os.path.join(root, "amdgcn", "bitcode")
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    # glob("*.bc") leaves hidden files in, as pathlib does.
+    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(".bc")]
+
+
+def bitcode_digest(root: str) -> str:
+    """FlyDSL 0.5 ``backends/rocm.py``, _hash_device_bitcode: names and contents of the device bitcode; sha256 in hex."""
+    digest = hashlib.sha256()
+    for path in bitcode_files(root):
+        with open(path, "rb") as file:
+            digest.update(os.path.basename(path).encode() + b"\0" + file.read())
+    return digest.hexdigest()
+
+
+NO_BITCODE = hashlib.sha256().hexdigest()
+"""The digest of a ROCm folder without device bitcode, or of no ROCm at all."""
+
+
+def toolchain_key(install: Install, bitcode: str) -> str:
+    """FlyDSL 0.5's ``_flydsl_key()`` for an installed FlyDSL and a bitcode digest, without importing it.
+
+    Takes the hashes of FlyDSL's sources from its RECORD and those of its native libraries from the table that its build
+    left in ``_native_digest.py``. Where that is not how FlyDSL computes it (edited files, an external LLVM, extra source
+    folders), the keys differ and the kernels are not found, which is right.
+
+    :raises PrebuildError: the installation lacks the files that this needs.
+    """
+    record = install.record
+    contents: list[str] = []
+    for package in _KEYED_PACKAGES:
+        sources = [p for p in record if p.startswith(f"flydsl/{package}/") and p.endswith(".py")]
+        contents += [f"{p[7:]}:{record[p]}" for p in sorted(sources, key=lambda p: p.split("/"))]
+    if "flydsl/__init__.py" not in record:
+        raise PrebuildError("FlyDSL's RECORD does not list its sources")
+    contents.append(record["flydsl/__init__.py"])
+    contents += [f"{name}:{digest}" for name, digest in _native_digests(install.root)]
+    contents += [f"rocm-bitcode:{bitcode}", "external_binary_codegen=False"]
+    return f"flydsl:{install.version}-" + "-".join(contents)
+
+
+def _native_digests(root: str) -> list[tuple[str, str]]:
+    path = os.path.join(root, "flydsl", "_mlir", "_mlir_libs", "_native_digest.py")
+    try:
+        with open(path, encoding="utf-8") as file:
+            pairs = re.findall(r"""["']([^"']+)["']\s*:\s*["']([0-9a-f]{64})["']""", file.read())
+    except OSError as error:
+        raise PrebuildError(f"FlyDSL's table of native libraries cannot be read: {error}") from error
+    if not pairs:
+        raise PrebuildError(f"FlyDSL's table of native libraries is empty: {path}")
+    return sorted(pairs)
+
+
+def disk_key(toolchain: str, artifact_key: str) -> str:
+    """FlyDSL 0.5 ``_disk_cache_key``."""
+    return hashlib.sha256(f"{toolchain}\n{artifact_key}".encode()).hexdigest()
+
+
+def artifact_path(launcher: str, key: str) -> str:
+    """The path of a 0.5 entry below the cache root."""
+    return f"{launcher}/{key}.pkl"
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The pickle of a ``CompiledArtifact``, byte for byte the same for the same entry."""
+    import pickle
+
+    state = {**entry.fields, "ir_text": entry.ir_text}
+    body = pickle.dumps(dict(sorted(state.items())), protocol=3)
+    # PROTO 4, GLOBAL class, EMPTY_TUPLE, NEWOBJ, the state without its PROTO and STOP, BUILD, STOP: what pickle itself
+    # makes of such an object, written out because the class cannot be imported here. (Protocol 3 has no frames.)
+    head = b"\x80\x04c" + f"{_ARTIFACT_MODULE}\n{_ARTIFACT_CLASS}\n".encode() + b")\x81"
+    return head + body[2:-1] + b"b."
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Read an entry that FlyDSL wrote, in a process that trusts it: the build's own output.
+
+    Nothing but a ``CompiledArtifact`` of plain values comes through.
+
+    :raises PrebuildError: anything else.
+    """
+    import io
+    import json
+    import pickle
+    import zlib
+
+    class Artifact:
+        state: dict[str, Any]
+
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            self.state = state
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) == (_ARTIFACT_MODULE, _ARTIFACT_CLASS):
+                return Artifact
+            raise PrebuildError(f"a cache entry holds {module}.{name}, which is not a plain value")
+
+    try:
+        artifact = Reader(io.BytesIO(data)).load()
+    except PrebuildError:
+        raise
+    except Exception as error:
+        raise PrebuildError(f"a cache entry cannot be read: {error}") from error
+    if not isinstance(artifact, Artifact) or not isinstance(getattr(artifact, "state", None), dict):
+        raise PrebuildError("a cache entry is not a CompiledArtifact")
+    state = dict(artifact.state)
+    state.pop("source_ir", None)
+    packed = state.pop("ir_zlib", None)
+    text = state.pop("ir_text", None) if packed is None else zlib.decompress(packed).decode("utf-8")
+    if not isinstance(text, str):
+        raise PrebuildError("a cache entry has no compiled text: this FlyDSL writes a form that is not known here")
+    try:
+        plain = json.loads(json.dumps(state)) == state
+    except (TypeError, ValueError):
+        plain = False
+    if not plain:
+        raise PrebuildError(f"a cache entry has a field that JSON cannot hold: {state!r:.300}")
+    return Entry(text, state)

@@ -1,0 +1,247 @@
+"""The pack: one file with the kernels of one arch, a manifest in front, all payloads in one zstd stream behind.
+
+Layout (docs/pack-format.md), integers little-endian::
+
+    8 bytes    magic "FKPACK01"
+    32 bytes   sha256 of all that follows: the pack's id
+    4 x u64    manifest: compressed size, size; payloads: compressed size, size
+    …          the manifest, JSON in UTF-8, one zstd frame
+    …          the payloads end to end, one zstd frame
+
+A payload is the text of a compiled MLIR module with its code object embedded. Nothing in a pack is a pickle, and reading
+one never runs code of it. The reader refuses, whole and with one line, whatever is damaged, oversize, or names a file
+that could land outside a cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .errors import PrebuildError
+from .flydsl_cache import Entry
+
+MAGIC = b"FKPACK01"
+FORMAT = 1
+SUFFIX = ".fkpack"
+FOLDER = "flydsl_kernels"
+"""The folder inside a package that holds its packs."""
+
+_HEADER = struct.Struct("<8s32s4Q")
+# A pack of all of AITER's kernels stays below a hundredth of these.
+_MANIFEST_LIMIT = 256 << 20
+_PAYLOAD_LIMIT = 8 << 30
+
+_LAUNCHER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
+_CALL_PATH = re.compile(r"[A-Za-z0-9_]{1,240}/[A-Za-z0-9_.-]{1,200}\.pkl")
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class PackError(PrebuildError):
+    """A pack cannot be used; the message names the file and says why."""
+
+
+class Header(NamedTuple):
+    """The first bytes of a pack: enough to know which pack it is."""
+
+    pack_id: str
+    manifest_packed: int
+    manifest_size: int
+    payload_packed: int
+    payload_size: int
+
+
+class PackedEntry(NamedTuple):
+    """One cache entry of a kernel.
+
+    ``artifact_key`` names it under FlyDSL 0.5; ``paths`` maps an ABI to its path below the cache root for 0.3.1 to 0.4.2.
+    ``payload`` indexes the manifest's payloads; ``fields`` is the rest of the artifact's state.
+    """
+
+    launcher: str
+    artifact_key: str | None
+    paths: dict[str, str]
+    payload: int
+    fields: dict[str, Any]
+
+
+class PackedKernel(NamedTuple):
+    """One kernel: what it computes (``facts``, as in the manifest), the bitcode it linked or None, its cache entries."""
+
+    name: str
+    facts: dict[str, Any]
+    bitcode: str | None
+    entries: tuple[PackedEntry, ...]
+
+
+def zstd() -> Any:
+    """The standard library's zstd, or its backport before Python 3.14."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd as module
+    else:
+        from backports import zstd as module
+    return module
+
+
+def read_header(path: str) -> Header:
+    """Read and check a pack's first bytes; costs one small read.
+
+    :raises PackError: not a pack, of another format, or cut short.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_HEADER.size)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise PackError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return _parse_header(path, data, size)
+
+
+def _parse_header(path: str, data: bytes, size: int) -> Header:
+    if len(data) < _HEADER.size or not data.startswith(MAGIC[:6]):
+        raise PackError(f"{path}: not a pack of FlyDSL kernels")
+    magic, digest, *sizes = _HEADER.unpack(data[: _HEADER.size])
+    if magic != MAGIC:
+        raise PackError(f"{path}: pack format {magic[6:]!r} is not known to this version; update aiter-flydsl-prebuild")
+    header = Header(digest.hex(), *sizes)
+    if header.manifest_size > _MANIFEST_LIMIT or header.payload_size > _PAYLOAD_LIMIT:
+        raise PackError(f"{path}: claims {header.manifest_size + header.payload_size} bytes of content; refused")
+    if size != _HEADER.size + header.manifest_packed + header.payload_packed:
+        raise PackError(f"{path}: cut short or damaged: {size} bytes, not those its header states")
+    return header
+
+
+class Pack:
+    """A pack that was read and checked whole: ``manifest`` as written, ``kernels`` by position.
+
+    Opening costs reading the file, one sha256 over it and unpacking the manifest; payloads are unpacked when asked for.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise PackError(f"{path}: cannot be read: {error.strerror or error}") from error
+        header = _parse_header(path, data, len(data))
+        if hashlib.sha256(data[40:]).hexdigest() != header.pack_id:
+            raise PackError(f"{path}: damaged: its bytes do not match its sha256")
+        self.header = header
+        start = _HEADER.size + header.manifest_packed
+        raw = _unpack(path, data[_HEADER.size : start], header.manifest_size)
+        self._packed = data[start:]
+        try:
+            manifest = json.loads(raw)
+            self.manifest: dict[str, Any] = manifest
+            self._payloads = _check_payloads(manifest["payloads"], header.payload_size)
+            self.kernels = tuple(_check_kernel(kernel, len(self._payloads)) for kernel in manifest["kernels"])
+            self.arch = str(manifest["arch"])
+            self.version = str(manifest["flydsl"]["version"])
+            self.generation = str(manifest["flydsl"]["generation"])
+            self.identities: dict[str, list[str]] = {
+                str(abi): [str(i) for i in identities] for abi, identities in manifest["flydsl"]["identities"].items()
+            }
+            if manifest["format"] != FORMAT:
+                raise ValueError(f"manifest format {manifest['format']!r}")
+            _check_paths(self.kernels)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise PackError(f"{path}: broken manifest: {type(error).__name__}: {error}") from error
+
+    def payloads(self) -> Iterator[str]:
+        """The text of every payload, in the manifest's order, each checked against its sha256.
+
+        The stream is unpacked as a whole, since one kernel costs as much as all before it.
+
+        :raises PackError: a payload's bytes are not those that its manifest states.
+        """
+        data = _unpack(self.path, self._packed, self.header.payload_size)
+        for index, (offset, size, digest) in enumerate(self._payloads):
+            payload = data[offset : offset + size]
+            if hashlib.sha256(payload).hexdigest() != digest:
+                raise PackError(f"{self.path}: payload {index} does not match its sha256")
+            try:
+                yield payload.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise PackError(f"{self.path}: payload {index} is not text") from error
+
+    def entries(self, kernel: PackedKernel, texts: list[str]) -> list[Entry]:
+        """The cache entries of a kernel, given the texts of :meth:`payloads`."""
+        return [Entry(texts[e.payload], e.fields) for e in kernel.entries]
+
+
+def _unpack(path: str, data: bytes, size: int) -> bytes:
+    module = zstd()
+    try:
+        decompressor = module.ZstdDecompressor()
+        # One byte more than claimed is enough to know that the claim is wrong, whatever the stream would grow to.
+        raw = bytes(decompressor.decompress(data, size + 1))
+        whole = decompressor.eof and not decompressor.unused_data
+    except (module.ZstdError, MemoryError) as error:
+        raise PackError(f"{path}: damaged: {error}") from error
+    if len(raw) != size or not whole:
+        raise PackError(f"{path}: damaged: its content is not of the size that its header states")
+    return raw
+
+
+def _check_payloads(payloads: list[dict[str, Any]], total: int) -> list[tuple[int, int, str]]:
+    checked: list[tuple[int, int, str]] = []
+    end = 0
+    for payload in payloads:
+        offset, size, digest = payload["offset"], payload["size"], payload["sha256"]
+        if not (type(offset) is int and type(size) is int and size > 0 and offset == end):
+            raise ValueError(f"payload {len(checked)} has a bad place")
+        if not _HEX.fullmatch(digest):
+            raise ValueError(f"payload {len(checked)} has a bad sha256")
+        end = offset + size
+        checked.append((offset, size, digest))
+    if end != total:
+        raise ValueError("the payloads do not fill the stream")
+    return checked
+
+
+def _check_kernel(kernel: dict[str, Any], payloads: int) -> PackedKernel:
+    name, bitcode = kernel["name"], kernel["bitcode"]
+    if not isinstance(name, str) or not (bitcode is None or _HEX.fullmatch(bitcode)):
+        raise ValueError(f"kernel {name!r:.80} is not well-formed")
+    entries = []
+    for entry in kernel["entries"]:
+        packed = PackedEntry(
+            entry["launcher"],
+            entry.get("artifact_key"),
+            dict(entry.get("paths", {})),
+            entry["payload"],
+            entry["fields"],
+        )
+        if (
+            not _LAUNCHER.fullmatch(packed.launcher)
+            or not (packed.artifact_key is None or _HEX.fullmatch(packed.artifact_key))
+            or not all(_CALL_PATH.fullmatch(path) and ".." not in path for path in packed.paths.values())
+            or (packed.artifact_key is None) == (not packed.paths)
+            or type(packed.payload) is not int
+            or not 0 <= packed.payload < payloads
+            or not isinstance(packed.fields, dict)
+        ):
+            raise ValueError(f"an entry of kernel {name!r:.80} is not well-formed")
+        entries.append(packed)
+    if not entries:
+        raise ValueError(f"kernel {name!r:.80} has no entries")
+    return PackedKernel(name, kernel, bitcode, tuple(entries))
+
+
+def _check_paths(kernels: tuple[PackedKernel, ...]) -> None:
+    """Two entries may share a name in the cache only where they are the same entry."""
+    seen: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
+    for kernel in kernels:
+        for entry in kernel.entries:
+            places = [("", f"{entry.launcher}/{entry.artifact_key}")] if entry.artifact_key else entry.paths.items()
+            for place in places:
+                content = (entry.payload, entry.fields)
+                if seen.setdefault(place, content) != content:
+                    raise ValueError(f"kernel {kernel.name!r:.80} and another claim one name: {place[1]}")

@@ -1,0 +1,78 @@
+"""The reference family as a source of kernels."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...builder.reach import Shape
+from ..base import Job, Source
+
+TABLE = "reference_mxfp8_tuned_gemm.csv"
+
+
+def table_path() -> Path:
+    """The tuned table of the reference family, as installed."""
+    # The package is never imported from a zip: FlyDSL reads kernels' sources as files.
+    with as_file(files("aiter_flydsl_prebuild.tuned_configs") / TABLE) as path:
+        return path
+
+
+class ReferenceSource(Source):
+    """This project's own MXFP8 GEMM kernels, behind :func:`.dispatch.gemm`."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self._weights: dict[Shape, tuple[Any, Any]] = {}
+
+    def tables(self) -> list[Path]:
+        return [table_path()]
+
+    def identity(self) -> dict[str, str]:
+        digest = hashlib.sha256()
+        for module in ("grammar.py", "kernel.py"):
+            digest.update((Path(__file__).parent / module).read_bytes())
+        return {"version": __version__, "digest": digest.hexdigest(), "license": "MIT"}
+
+    def compile(self, job: Job) -> None:
+        import torch
+
+        from . import dispatch
+
+        weight, weight_scale = self._weight(job.shape)
+        x, x_scale = _activations(1, job.shape.k)
+        y = torch.empty(1, job.shape.n, dtype=torch.bfloat16)
+        dispatch.launch(job.name, y, x, x_scale, weight, weight_scale)
+
+    def resolve(self, shape: Shape, tokens: int) -> str | None:
+        from . import dispatch
+
+        return dispatch.resolve(tokens, shape.n, shape.k)
+
+    def call(self, shape: Shape, tokens: int) -> None:
+        from . import dispatch
+
+        weight, weight_scale = self._weight(shape)
+        dispatch.gemm(*_activations(tokens, shape.k), weight, weight_scale)
+
+    def _weight(self, shape: Shape) -> tuple[Any, Any]:
+        """w [N, K] and w_scale [ceil(N/32), K/32] of one layer, without content."""
+        import torch
+
+        if shape not in self._weights:
+            self._weights[shape] = (
+                torch.empty(shape.n, shape.k, dtype=torch.float8_e4m3fn),
+                torch.empty(-(-shape.n // 32), shape.k // 32, dtype=torch.uint8),
+            )
+        return self._weights[shape]
+
+
+def _activations(tokens: int, k: int) -> tuple[Any, Any]:
+    """x [M, K] and x_scale [M, K/32] without content."""
+    import torch
+
+    return torch.empty(tokens, k, dtype=torch.float8_e4m3fn), torch.empty(tokens, k // 32, dtype=torch.uint8)

@@ -1,0 +1,1 @@
+"""The setuptools side of the project."""

@@ -1,0 +1,92 @@
+"""The build step: makes the pack, or takes a finished one, and lays it into the package."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+from setuptools import Command
+from setuptools.errors import SetupError
+
+from aiter_flydsl_prebuild.errors import PrebuildError
+from aiter_flydsl_prebuild.pack import FOLDER, Pack
+
+from .config import HookConfig, read_config
+
+
+class build_flydsl_kernels(Command):
+    """``setup.py build_flydsl_kernels``: a sub-command of ``build`` (setuptools' SubCommand protocol)."""
+
+    description = "compile FlyDSL kernels and put them into the package"
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = [
+        ("build-lib=", "d", "directory to build into (default: build's build-lib)"),
+    ]
+
+    build_lib: str | None
+    editable_mode: bool
+
+    def initialize_options(self) -> None:
+        self.build_lib = None
+        self.editable_mode = False
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build", ("build_lib", "build_lib"))
+        self._config = read_config(Path(getattr(self.distribution, "src_root", None) or "."))
+        self._tag: str | None = None
+
+    def run(self) -> None:
+        """Put the pack in place; does nothing for an editable install unless the table asks for it."""
+        config = self._config
+        if config is None or (self.editable_mode and not config.editable):
+            return
+        folder = self._folder(config)
+        try:
+            with tempfile.TemporaryDirectory(prefix="afp-hook-") as name:
+                pack = config.pack or self._build(config, Path(name))
+                self._tag = _python_tag(Pack(str(pack)))
+                folder.mkdir(parents=True, exist_ok=True)
+                for old in folder.glob("*.fkpack"):
+                    old.unlink()
+                shutil.copyfile(pack, folder / pack.name)
+        except PrebuildError as error:
+            if not config.optional:
+                raise SetupError(f"FlyDSL kernels could not be built: {error}") from None
+            self.warn(f"built without FlyDSL kernels: {error}")
+
+    def get_source_files(self) -> list[str]:
+        """What an sdist needs for this step: nothing that is not in it anyway."""
+        return []
+
+    def get_outputs(self) -> list[str]:
+        """The packs in the build folder."""
+        if self._config is None:
+            return []
+        return sorted(str(path) for path in self._folder(self._config).glob("*.fkpack"))
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """No output is a copy of a source file."""
+        return {}
+
+    def python_tag(self) -> str | None:
+        """The wheel's Python tag if the kernels need one: ``cp311`` where their keys are one ABI's."""
+        return self._tag
+
+    def _folder(self, config: HookConfig) -> Path:
+        return Path(self.build_lib or "build/lib", *config.package.split("."), FOLDER)
+
+    def _build(self, config: HookConfig, folder: Path) -> Path:
+        # The build half is heavy, and most commands of a build never come here.
+        from aiter_flydsl_prebuild.builder.pipeline import BuildRequest, build_pack
+        from aiter_flydsl_prebuild.builder.progress import Progress
+        from aiter_flydsl_prebuild.builder.reach import parse_tokens
+
+        request = BuildRequest(config.source, config.arch, parse_tokens(config.tokens), config.cu_num)
+        built = build_pack(request, folder, Progress)
+        self.announce(f"{built.kernels} FlyDSL kernels, {built.bytes} bytes, proven in {built.seconds:.0f} s", level=2)
+        return built.path
+
+
+def _python_tag(pack: Pack) -> str | None:
+    return next(iter(pack.identities)) if len(pack.identities) == 1 else None

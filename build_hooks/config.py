@@ -1,0 +1,109 @@
+"""A project's ``[tool.aiter-flydsl-prebuild]`` table, read once into one typed object."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiter_flydsl_prebuild.errors import InputError
+
+TABLE = "aiter-flydsl-prebuild"
+SWITCH = "AITER_FLYDSL_PREBUILD_BUILD"
+"""``0`` switches the hook off whatever the table says, ``1`` on although the table says ``enabled = false``."""
+
+
+@dataclass(frozen=True)
+class HookConfig:
+    """What the table says.
+
+    ``package`` is the package of the project that the pack goes into (its ``flydsl_kernels`` folder). ``pack`` names a
+    finished pack; without it one is built from ``source`` for ``arch`` and ``tokens``. ``optional`` lets the wheel be
+    built without kernels where they cannot be made; ``editable`` builds them for editable installs too.
+    """
+
+    package: str
+    pack: Path | None
+    source: str
+    arch: str
+    tokens: str
+    cu_num: tuple[int, ...]
+    optional: bool
+    editable: bool
+
+
+# Key -> (type, whether it must be there, default)
+_KEYS: dict[str, tuple[type, Any]] = {
+    "enabled": (bool, True),
+    "package": (str, None),
+    "pack": (str, ""),
+    "source": (str, "reference"),
+    "arch": (str, "gfx950"),
+    "tokens": (str, "1..8192"),
+    "cu-num": (list, []),
+    "optional": (bool, False),
+    "editable": (bool, False),
+}
+
+
+def read_config(project: Path, environ: Mapping[str, str] = os.environ) -> HookConfig | None:
+    """The hook's settings for the project in a folder; None where it is not switched on.
+
+    A project without the table costs one read of its pyproject.toml and nothing more.
+
+    :raises InputError: the table has a key that is not known, or a value of the wrong type; every fault is listed.
+    """
+    try:
+        text = (project / "pyproject.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if TABLE not in text:
+        return None
+    try:
+        table = _loads(text).get("tool", {}).get(TABLE)
+    except ValueError:
+        return None  # setuptools says so itself, and better
+    if table is None:
+        return None
+    problems = [
+        f"pyproject.toml: [tool.{TABLE}] has no key {key!r}; known are {', '.join(_KEYS)}"
+        for key in table.keys() - _KEYS
+    ]
+    values = {key: table.get(key, default) for key, (_, default) in _KEYS.items()}
+    for key, (kind, default) in _KEYS.items():
+        if key in table and type(table[key]) is not kind:
+            problems.append(f"pyproject.toml: [tool.{TABLE}] {key} must be of type {kind.__name__}, is {table[key]!r}")
+        elif values[key] is None and default is None:
+            problems.append(f"pyproject.toml: [tool.{TABLE}] needs {key}")
+    if isinstance(values["cu-num"], list) and not all(type(value) is int for value in values["cu-num"]):
+        problems.append(f"pyproject.toml: [tool.{TABLE}] cu-num must be a list of integers")
+    if problems:
+        raise InputError(problems)
+    switch = environ.get(SWITCH, "")
+    if switch == "0" or (not values["enabled"] and switch != "1"):
+        return None
+    return HookConfig(
+        package=values["package"],
+        pack=project / values["pack"] if values["pack"] else None,
+        source=values["source"],
+        arch=values["arch"],
+        tokens=values["tokens"],
+        cu_num=tuple(values["cu-num"]),
+        optional=values["optional"],
+        editable=values["editable"],
+    )
+
+
+def _loads(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        # Not a requirement of the loader: only a project with the table comes here.
+        try:
+            import tomli as tomllib
+        except ImportError:
+            raise InputError("pyproject.toml cannot be read on this Python without tomli: pip install tomli") from None
+    return tomllib.loads(text)

@@ -1,0 +1,61 @@
+"""The glue to setuptools: puts one more step into ``build``, and the right Python tag onto the wheel.
+
+``setuptools.finalize_distribution_options`` runs for every project that is built in an environment with this package;
+all but those with a ``[tool.aiter-flydsl-prebuild]`` table are left alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from setuptools import Distribution
+from setuptools.errors import SetupError
+
+from aiter_flydsl_prebuild.errors import PrebuildError
+
+from .config import read_config
+
+COMMAND = "build_flydsl_kernels"
+
+
+def finalize_distribution_options(dist: Distribution) -> None:
+    """Extend the build of a project that asks for it."""
+    # With a src_root (a build driven from elsewhere) that is the project's folder, not the current one.
+    project = Path(getattr(dist, "src_root", None) or ".")
+    try:
+        config = read_config(project)
+    except PrebuildError as error:
+        raise SetupError(str(error)) from None
+    if config is None:
+        return
+    from .command import build_flydsl_kernels
+
+    dist.cmdclass.setdefault(COMMAND, build_flydsl_kernels)
+    _add_to_build(dist)
+    _tag_wheel(dist)
+
+
+def _add_to_build(dist: Distribution) -> None:
+    base: Any = dist.get_command_class("build")
+    if any(name == COMMAND for name, _ in base.sub_commands):
+        return
+
+    class build(base):  # type: ignore[misc]
+        # A copy: the list of the class below is shared by every project that this process builds.
+        sub_commands = [*base.sub_commands, (COMMAND, None)]  # noqa: RUF012
+
+    dist.cmdclass["build"] = build
+
+
+def _tag_wheel(dist: Distribution) -> None:
+    base: Any = dist.get_command_class("bdist_wheel")
+
+    class bdist_wheel(base):  # type: ignore[misc]
+        def get_tag(self) -> tuple[str, str, str]:
+            python, abi, platform = super().get_tag()
+            kernels = self.get_finalized_command(COMMAND).python_tag()
+            # A wheel with extension modules has a narrower tag already.
+            return (kernels if kernels and python.startswith("py") else python), abi, platform
+
+    dist.cmdclass["bdist_wheel"] = bdist_wheel

@@ -1,0 +1,63 @@
+"""Shared pieces: real FlyDSL, a real linker, a real wheel that is built once for all tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiter_flydsl_prebuild.builder.toolchain import Toolchain, find_toolchain, scrubbed_environment
+
+HERE = Path(__file__).parent
+ARCH = "gfx950"
+
+
+@pytest.fixture(scope="session")
+def toolchain() -> Toolchain:
+    """A linker of this machine; the project's test environment always has one (ziglang)."""
+    return find_toolchain()
+
+
+def flydsl_environment(toolchain: Toolchain, cache_dir: Path, **more: str) -> dict[str, str]:
+    """A clean environment in which FlyDSL compiles for gfx950 and does not launch."""
+    environment = scrubbed_environment(os.environ, rocm_root=toolchain.rocm_root, arch=ARCH, cache_dir=cache_dir)
+    return {**environment, "COMPILE_ONLY": "1", **more}
+
+
+def run_python(
+    arguments: list[str], environment: dict[str, str], python: str | Path = sys.executable, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python process to its end; its output comes back as text."""
+    return subprocess.run(
+        [str(python), *arguments], env=environment, capture_output=True, text=True, check=False, **options
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_entry(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What FlyDSL leaves for tests/tiny.py: its cache folder, the entry's path below it, and the keys that it printed."""
+    folder = tmp_path_factory.mktemp("tiny")
+    run = run_python([str(HERE / "tiny.py")], flydsl_environment(toolchain, folder))
+    assert run.returncode == 0, run.stderr
+    (entry,) = folder.rglob("*.pkl")
+    return {"root": folder, "path": entry.relative_to(folder).as_posix(), **json.loads(run.stdout.splitlines()[-1])}
+
+
+def prebuild(*arguments: str | Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = ["-m", "aiter_flydsl_prebuild", *map(str, arguments)]
+    return run_python(command, dict(os.environ) if environment is None else environment)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the reference kernels for few tokens, built once by the command line."""
+    out = tmp_path_factory.mktemp("dist")
+    run = prebuild("build", "--tokens", "1..32", "--out", out, "--json")
+    assert run.returncode == 0, run.stderr
+    return Path(json.loads(run.stdout)["wheel"])

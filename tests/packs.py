@@ -1,0 +1,80 @@
+"""Packs made by hand, for tests of what reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from aiter_flydsl_prebuild import flydsl_cache as cache
+from aiter_flydsl_prebuild.builder.compiling import Compiled, CompiledEntry, FlyDSL
+from aiter_flydsl_prebuild.builder.packing import compress, make_manifest, write_pack
+from aiter_flydsl_prebuild.builder.tables import Shape
+from aiter_flydsl_prebuild.flydsl_install import known_identities, read_install
+from aiter_flydsl_prebuild.pack import MAGIC
+from aiter_flydsl_prebuild.sources.base import Job
+
+FIELDS = {"entry": "gemm", "processor_refs": [], "link_libs": [], "uses_explicit_module": False}
+ABOUT = {
+    "source": {"name": "reference", "license": "MIT"},
+    "toolchain": {"linker": "LLD", "bitcode": None},
+    "plan": {"tokens": [1, 8], "rule": "newest", "cu_num": [], "tables": [], "shapes": [], "undecodable": []},
+}
+
+
+def make_job(name: str = "kernel", n: int = 128, k: int = 256) -> Job:
+    shape = Shape("mxscale_bmm", "gfx950", 0, n, k, "32x32", None)
+    return Job("reference", "gfx950", name, shape, ((1, 8),))
+
+
+def make_compiled(
+    name: str = "kernel",
+    text: str = "module {}",
+    key: str | None = None,
+    path: str | None = None,
+    bitcode: str | None = None,
+) -> Compiled:
+    """A compiled kernel of the 0.5 generation, or, with ``path``, of the older one."""
+    artifact = None if path else key or hashlib.sha256(name.encode()).hexdigest()
+    entry = CompiledEntry(path or f"gemm/{artifact}.pkl", artifact, cache.Entry(text, dict(FIELDS)), ())
+    return Compiled(make_job(name), (entry,), bitcode)
+
+
+def flydsl_here(**changes: Any) -> FlyDSL:
+    """A pack's FlyDSL that is the installed one, all ABIs of it."""
+    install = read_install()
+    assert install is not None
+    generation = cache.generation(install.version)
+    assert generation is not None
+    values = {
+        "version": install.version,
+        "abi": install.abi,
+        "generation": generation,
+        "identities": known_identities()[install.version],
+        **changes,
+    }
+    return FlyDSL(**values)
+
+
+def make_pack(path: Path, compiled: list[Compiled], flydsl: FlyDSL | None = None, arch: str = "gfx950") -> Path:
+    manifest, payloads = make_manifest(arch, flydsl or flydsl_here(), compiled, [], ABOUT)
+    write_pack(path, manifest, payloads)
+    return path
+
+
+def forge(path: Path, manifest: Any, payloads: bytes, **sizes: int) -> Path:
+    """A pack whose outer hash is right whatever its manifest says."""
+    raw = manifest if isinstance(manifest, bytes) else json.dumps(manifest).encode()
+    packed = (compress(raw), compress(payloads))
+    header = struct.pack(
+        "<4Q",
+        len(packed[0]),
+        sizes.get("manifest_size", len(raw)),
+        len(packed[1]),
+        sizes.get("payload_size", len(payloads)),
+    )
+    content = header + packed[0] + packed[1]
+    path.write_bytes(MAGIC + hashlib.sha256(content).digest() + content)
+    return path

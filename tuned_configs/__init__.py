@@ -1,0 +1,1 @@
+"""Data of this project: model shape lists and the reference family's tuned table."""
