@@ -1,4 +1,4 @@
-"""Lets this project's own build use its own hook: setuptools does not see a project's entry points while it builds it."""
+"""Lets this project's build use its own hook, whose entry point setuptools does not see while it builds it."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Precompiled FlyDSL kernels for AITER: seeded at import, proven at build time.
 
-``seed()`` puts the kernels of the installed packs into FlyDSL's cache folder. Importing this package loads nothing else;
-neither it nor ``seed`` imports torch, numpy or FlyDSL.
+``seed()`` puts the kernels of the installed packs into FlyDSL's cache folder. Importing this package loads nothing
+else; neither it nor ``seed`` imports torch, numpy or FlyDSL.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ generation         FlyDSL                                      an entry's path b
 =================  ==========================================  ====================================
 
 A call key hangs on FlyDSL's native libraries, so it holds for one CPython ABI. A disk key is
-``sha256(toolchain key + newline + artifact key)`` (FlyDSL 0.5 ``compiler/jit_function.py``, ``_disk_cache_key``): the artifact
-key is the same everywhere, the toolchain key (``_flydsl_key``) is the machine's own and can be computed there.
+``sha256(toolchain key + newline + artifact key)`` (FlyDSL 0.5 ``compiler/jit_function.py``, ``_disk_cache_key``): the
+artifact key is the same everywhere, the toolchain key (``_flydsl_key``) is the machine's own and can be computed there.
 
-An entry is a pickle of one ``CompiledArtifact`` (``compiler/jit_executor.py``). Its state is a dict of plain values, so it
-can be written and read here without importing FlyDSL. Every generation reads the compiled MLIR as plain ``ir_text``, the
-form that costs least to write and to load; newer ones write ``ir_zlib`` themselves.
+An entry is a pickle of one ``CompiledArtifact`` (``compiler/jit_executor.py``). Its state is a dict of plain values, so
+it can be written and read here without importing FlyDSL. Every generation reads the compiled MLIR as plain ``ir_text``,
+the form that costs least to write and to load; newer ones write ``ir_zlib`` themselves.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ARTIFACT_CLASS = "CompiledArtifact"
 # FlyDSL 0.5 compiler/jit_function.py, _flydsl_key_cached: the packages whose sources are hashed, in this order.
 _KEYED_PACKAGES = ("compiler", "expr", "extension", "runtime", "utils")
 
-# Read raw into the keys by every FlyDSL from 0.3.1 (compiler/jit_function.py, _CACHE_INVALIDATING_ENV_VARS); the ones for
-# tracing since 0.4.2. Kernels are built with all of them unset.
+# Read raw into the keys by every FlyDSL from 0.3.1 (compiler/jit_function.py, _CACHE_INVALIDATING_ENV_VARS); the ones
+# for tracing since 0.4.2. Kernels are built with all of them unset.
 KEYED_VARIABLES = (
     "FLYDSL_COMPILE_OPT_LEVEL",
     "FLYDSL_COMPILE_BACKEND",
@@ -83,7 +83,7 @@ def default_cache_dir() -> str:
 
 
 def rocm_root(environ: Mapping[str, str] = os.environ) -> str:
-    """The ROCm folder that FlyDSL's native code takes: the first variable that is set, empty or not (measured on 0.5.0)."""
+    """The ROCm folder that FlyDSL's native code takes: the first variable that is set, even if empty (0.5.0)."""
     for name in ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME"):
         if name in environ:
             return environ[name]
@@ -102,7 +102,7 @@ def bitcode_files(root: str) -> list[str]:
 
 
 def bitcode_digest(root: str) -> str:
-    """FlyDSL 0.5 ``backends/rocm.py``, _hash_device_bitcode: names and contents of the device bitcode; sha256 in hex."""
+    """The sha256 of the device bitcode's names and contents: FlyDSL 0.5 ``backends/rocm.py``, _hash_device_bitcode."""
     digest = hashlib.sha256()
     for path in bitcode_files(root):
         with open(path, "rb") as file:
@@ -118,8 +118,8 @@ def toolchain_key(install: Install, bitcode: str) -> str:
     """FlyDSL 0.5's ``_flydsl_key()`` for an installed FlyDSL and a bitcode digest, without importing it.
 
     Takes the hashes of FlyDSL's sources from its RECORD and those of its native libraries from the table that its build
-    left in ``_native_digest.py``. Where that is not how FlyDSL computes it (edited files, an external LLVM, extra source
-    folders), the keys differ and the kernels are not found, which is right.
+    left in ``_native_digest.py``. Where that is not how FlyDSL computes it (edited files, an external LLVM, extra
+    source folders), the keys differ and the kernels are not found, which is right.
 
     :raises PrebuildError: the installation lacks the files that this needs.
     """

@@ -1,7 +1,7 @@
 """Which FlyDSL is installed, read from its metadata alone: FlyDSL is never imported here.
 
-A FlyDSL is identified by the hashes that its wheel's RECORD holds, not by its version: a rebuilt FlyDSL that calls itself
-0.5.0 is another compiler. ``known_flydsl.json`` lists the identities of the released wheels.
+A FlyDSL is identified by the hashes that its wheel's RECORD holds, not by its version: a rebuilt FlyDSL that calls
+itself 0.5.0 is another compiler. ``known_flydsl.json`` lists the identities of the released wheels.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ Layout (docs/pack-format.md), integers little-endian::
     …          the manifest, JSON in UTF-8, one zstd frame
     …          the payloads end to end, one zstd frame
 
-A payload is the text of a compiled MLIR module with its code object embedded. Nothing in a pack is a pickle, and reading
-one never runs code of it. The reader refuses, whole and with one line, whatever is damaged, oversize, or names a file
-that could land outside a cache folder.
+A payload is the text of a compiled MLIR module with its code object embedded. Nothing in a pack is a pickle, and
+reading one never runs code of it. The reader refuses, whole and with one line, whatever is damaged, oversize, or names
+a file that could land outside a cache folder.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Header(NamedTuple):
 class PackedEntry(NamedTuple):
     """One cache entry of a kernel.
 
-    ``artifact_key`` names it under FlyDSL 0.5; ``paths`` maps an ABI to its path below the cache root for 0.3.1 to 0.4.2.
-    ``payload`` indexes the manifest's payloads; ``fields`` is the rest of the artifact's state.
+    ``artifact_key`` names it under FlyDSL 0.5; ``paths`` maps an ABI to its path below the cache root for 0.3.1 to
+    0.4.2. ``payload`` indexes the manifest's payloads; ``fields`` is the rest of the artifact's state.
     """
 
     launcher: str
@@ -72,7 +72,7 @@ class PackedEntry(NamedTuple):
 
 
 class PackedKernel(NamedTuple):
-    """One kernel: what it computes (``facts``, as in the manifest), the bitcode it linked or None, its cache entries."""
+    """One kernel: ``facts`` are its part of the manifest, ``bitcode`` is what it linked or None."""
 
     name: str
     facts: dict[str, Any]

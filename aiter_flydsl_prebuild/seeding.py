@@ -64,7 +64,7 @@ class PackReport(NamedTuple):
 
 
 class SeedReport(NamedTuple):
-    """What :func:`seed` did. ``problems`` are the lines that were logged; ``cache_dir`` is None where nothing was to do."""
+    """What :func:`seed` did. ``problems`` were logged; ``cache_dir`` is None where nothing was to do."""
 
     mode: str
     arches: list[str]
@@ -85,7 +85,7 @@ class SeedReport(NamedTuple):
 
 
 def find_packs(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Paths of the installed packs, each once: those of ``packages`` and :data:`KERNEL_PACKAGES`, and PACKS_VARIABLE's."""
+    """Paths of the packs of ``packages``, of :data:`KERNEL_PACKAGES` and of PACKS_VARIABLE, each once."""
     names = (*packages, *(p for p in KERNEL_PACKAGES if p not in packages))
     folders: list[str] = []
     for name in names:
@@ -175,8 +175,8 @@ def seed(
 ) -> SeedReport:
     """Put the kernels of the installed packs into the folder that FlyDSL will read; a second call is nearly free.
 
-    Does nothing on a machine without a ROCm GPU, unless AITER_FLYDSL_PREBUILD_ARCH or FlyDSL's own settings name an arch.
-    What does not fit is left out and logged in one line a pack.
+    Does nothing on a machine without a ROCm GPU, unless AITER_FLYDSL_PREBUILD_ARCH or FlyDSL's own settings name an
+    arch. What does not fit is left out and logged in one line a pack.
 
     :param packages: packages beside the known ones that carry packs (``aiter`` calls ``seed(["aiter"])``).
     :param mode: ``off``, ``on`` or ``strict``; by default what AITER_FLYDSL_PREBUILD says, else ``on``.

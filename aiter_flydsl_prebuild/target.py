@@ -1,4 +1,4 @@
-"""Which GPU architecture this process will use, found without HIP, without a subprocess and without importing FlyDSL."""
+"""Which GPU architecture this process will use, found without HIP, a subprocess, or an import of FlyDSL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ARCH_VARIABLE = "AITER_FLYDSL_PREBUILD_ARCH"
 
 
 def gfx_name(gfx_target_version: int) -> str:
-    """The name behind the kernel driver's number (major * 10000 + minor * 100 + stepping): 90500 is gfx950, 90010 gfx90a."""
+    """The name behind the kernel driver's number, major * 10000 + minor * 100 + stepping: 90010 is gfx90a."""
     return f"gfx{gfx_target_version // 10000}{gfx_target_version // 100 % 100:x}{gfx_target_version % 100:x}"
 
 
@@ -39,8 +39,9 @@ def driver_arches(topology: str = _TOPOLOGY) -> list[str]:
 def environment_arch(environ: Mapping[str, str]) -> str | None:
     """The arch that FlyDSL takes from the environment, as it reads it, or None.
 
-    FlyDSL: ``compiler/backends/rocm.py`` detect_target (ARCH first), ``runtime/device.py`` get_rocm_arch (FLYDSL_GPU_ARCH,
-    then HSA_OVERRIDE_GFX_VERSION as ``9.5.0`` or as a name). An ARCH that names no AMD GPU is some other program's.
+    FlyDSL: ``compiler/backends/rocm.py`` detect_target (ARCH first), ``runtime/device.py`` get_rocm_arch
+    (FLYDSL_GPU_ARCH, then HSA_OVERRIDE_GFX_VERSION as ``9.5.0`` or as a name). An ARCH that names no AMD GPU is some
+    other program's.
     """
     arch = environ.get("ARCH", "")
     if arch.startswith("gfx"):
@@ -52,7 +53,7 @@ def environment_arch(environ: Mapping[str, str]) -> str | None:
 
 
 def target_arches(environ: Mapping[str, str] = os.environ, topology: str = _TOPOLOGY) -> list[str]:
-    """The arches to seed for: said by hand, else FlyDSL's own setting, else those of the GPUs; empty where there is none."""
+    """The arches to seed for: said by hand, else by FlyDSL's own setting, else those of the GPUs; may be empty."""
     if by_hand := environ.get(ARCH_VARIABLE, "").strip():
         return [arch.strip() for arch in by_hand.split(",") if arch.strip()]
     if arch := environment_arch(environ):

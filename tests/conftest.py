@@ -40,7 +40,7 @@ def run_python(
 
 @pytest.fixture(scope="session")
 def tiny_entry(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What FlyDSL leaves for tests/tiny.py: its cache folder, the entry's path below it, and the keys that it printed."""
+    """What FlyDSL leaves for tests/tiny.py: its cache folder, the entry's path below it, and the keys it printed."""
     folder = tmp_path_factory.mktemp("tiny")
     run = run_python([str(HERE / "tiny.py")], flydsl_environment(toolchain, folder))
     assert run.returncode == 0, run.stderr

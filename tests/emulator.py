@@ -1,12 +1,14 @@
 """Run a compiled gfx950 kernel on the CPU, inside memory that ends where its arrays end.
 
-The scalar and vector ALU instructions come from the emulator in a tinygrad source checkout (``test/mockgpu/amd/emu.py``; environment variable
-TINYGRAD_SOURCE, and CC naming clang). The two kinds of instruction that decide whether a GEMM is right are this module's own, in numpy:
+The scalar and vector ALU instructions come from the emulator in a tinygrad source checkout
+(``test/mockgpu/amd/emu.py``; environment variable TINYGRAD_SOURCE, and CC naming clang). The two kinds of instruction
+that decide whether a GEMM is right are this module's own, in numpy:
 
-* ``v_mfma_scale_f32_16x16x128_f8f6f4`` on e4m3 operands, with one scale per row and block of 32 along K (tinygrad's applies one scale to the
-  whole product, and picks its byte from other bits);
-* ``buffer_load_dword[x2|x3|x4]`` and the stores, bounded by their descriptor (tinygrad's loads one dword for x3). An access must lie in an
-  array that the kernel was given, a store in one that it may write; anything else raises :class:`AccessError`.
+* ``v_mfma_scale_f32_16x16x128_f8f6f4`` on e4m3 operands, with one scale per row and block of 32 along K (tinygrad's
+  applies one scale to the whole product, and picks its byte from other bits);
+* ``buffer_load_dword[x2|x3|x4]`` and the stores, bounded by their descriptor (tinygrad's loads one dword for x3). An
+  access must lie in an array that the kernel was given, a store in one that it may write; anything else raises
+  :class:`AccessError`.
 
 Nothing here models time, caches or more than one workgroup at once.
 """
@@ -45,15 +47,16 @@ class AccessError(Exception):
 class Memory:
     """The arrays that a kernel may touch, each flush against pages that nobody may touch.
 
-    ``place(array, end=True)`` copies an array so that its last 16 bytes are the last before an unreadable page; with ``end=False`` its first
-    byte is the first after one. Plain loads that go there end the process; buffer accesses are checked against the arrays themselves.
+    ``place(array, end=True)`` copies an array so that its last 16 bytes are the last before an unreadable page; with
+    ``end=False`` its first byte is the first after one. Plain loads that go there end the process; buffer accesses are
+    checked against the arrays themselves.
     """
 
     def __init__(self) -> None:
         self._arrays: list[tuple[int, np.ndarray, bool]] = []
 
     def place(self, array: np.ndarray, *, writable: bool = False, end: bool = True) -> np.ndarray:
-        """A copy of ``array`` (C-contiguous, any dtype) in guarded memory, its address a multiple of 16; the bytes around it are 255."""
+        """A copy of ``array`` (any dtype) in guarded memory, at a multiple of 16 bytes, among bytes that are 255."""
         page = mmap.PAGESIZE
         size = -(-array.nbytes // page) * page
         area = mmap.mmap(-1, size + 2 * page)
@@ -134,7 +137,7 @@ class CodeObject:
         self._symbols = {s.name: s["st_value"] for s in elf.get_section_by_name(".dynsym").iter_symbols()}
 
     def run(self, memory: Memory, grid: tuple[int, int], arguments: Sequence[np.ndarray | int]) -> None:
-        """Run the only kernel here over ``grid`` workgroups; ``arguments`` are its visible ones (arrays of ``memory``, or ints)."""
+        """Run the only kernel here over ``grid`` workgroups; ``arguments`` are arrays of ``memory``, or ints."""
         ((name, metadata),) = self.kernels.items()
         descriptor_at = self._symbols[name + ".kd"]
         descriptor = self._memory[descriptor_at : descriptor_at + 64]
@@ -151,7 +154,7 @@ class CodeObject:
             value = argument if isinstance(argument, int) else argument.ctypes.data
             struct.pack_into({4: "<i", 8: "<Q"}[slot[".size"]], kernarg, slot[".offset"], value)
 
-        # Registers that the descriptor asks for, in the order that the ABI fixes; all but the arguments' address stay zero here.
+        # Registers that the descriptor asks for, in the ABI's order; all but the arguments' address stay zero here.
         user: list[int] = []
         for bit, words in enumerate((4, 2, 2, 2, 2, 2, 1)):
             if properties >> bit & 1:
@@ -199,7 +202,7 @@ def _instructions(memory: Memory) -> Iterator[Any]:
 
 
 class _Registers:
-    """The register files of one wave as arrays: scalars (with inline constants behind them), and 256 x 64 lanes of each vector file."""
+    """The registers of one wave: scalars (and inline constants behind them), and both vector files, [256, 64 lanes]."""
 
     def __init__(self, scalars: int, vectors: int, accumulators: int) -> None:
         self.scalar = np.frombuffer((ctypes.c_uint32 * 260).from_address(scalars), np.uint32)
@@ -212,7 +215,7 @@ class _Registers:
         return self.accumulator if accumulators else self.vector
 
     def source(self, code: int, count: int = 1, accumulators: int = 0) -> np.ndarray:
-        """``count`` registers of a 9-bit source operand, [count, 64]; a scalar or an inline constant is the same in all."""
+        """``count`` registers of a 9-bit source operand, [count, 64]; scalars and constants are the same in all."""
         if code >= 256:
             return self.file(accumulators)[code - 256 : code - 256 + count]
         return np.full((count, LANES), self.scalar[code])
@@ -269,7 +272,9 @@ def _buffer_access(word: int, name: str, memory: Memory) -> Callable[[_Registers
 
 E4M3 = np.array(
     [
-        np.nan if b & 127 == 127 else (-1) ** (b >> 7) * ((b & 7) / 8 + (b >> 3 & 15 != 0)) * 2.0 ** (max(b >> 3 & 15, 1) - 7)
+        np.nan
+        if b & 127 == 127
+        else (-1) ** (b >> 7) * ((b & 7) / 8 + (b >> 3 & 15 != 0)) * 2.0 ** (max(b >> 3 & 15, 1) - 7)
         for b in range(256)
     ]
 )
@@ -284,8 +289,10 @@ def e8m0(codes: np.ndarray) -> np.ndarray:
 def _scaled_mfma(word: int, name: str) -> Callable[[_Registers], None]:
     """D = A B + C for 16 x 16 results over 128 values of K, both operands e4m3.
 
-    Lane l holds row (of A) or column (of B) l % 16: registers 4c to 4c + 3 are K = 64c + 16(l // 16) and the 15 behind it. The scale of
-    the 32 values from K = 32b on comes from lane l % 16 + 16b. Register i of the result is row 4(l // 16) + i, column l % 16.
+    Lane l holds row (of A) or column (of B) l % 16: registers 4c to 4c + 3 are K = 64c + 16(l // 16) and the 15 behind
+    it. The scale of the 32 values from K = 32b on comes from lane l % 16 + 16b. Register i of the result is row
+    4(l // 16) + i, column l % 16. The byte of a scale register is chosen by op_sel (low bit) and op_sel_hi (high bit),
+    bit 0 of either for A, bit 1 for B.
     """
     if "16X16X128" not in name or _field(word, 74, 72) or _field(word, 127, 125):
         raise NotImplementedError(f"{name} with other operands than e4m3")
@@ -301,7 +308,9 @@ def _scaled_mfma(word: int, name: str) -> Callable[[_Registers], None]:
         for i in (0, 1):
             raw = np.ascontiguousarray(registers.source(codes[i], 8, files >> i & 1).T).view(np.uint8)
             values = E4M3[raw.reshape(4, 16, 2, 16).transpose(1, 2, 0, 3)].reshape(16, 128)
-            scales = e8m0(registers.source(scale_codes[i])[0].reshape(4, 16).T >> np.uint32(8 * selects[i]) & np.uint32(255))
+            scales = e8m0(
+                registers.source(scale_codes[i])[0].reshape(4, 16).T >> np.uint32(8 * selects[i]) & np.uint32(255)
+            )
             operands.append(values * np.repeat(scales, 32, axis=1))
         product = operands[0] @ operands[1].T
         sums = product.reshape(4, 4, 16).transpose(1, 0, 2).reshape(4, LANES)

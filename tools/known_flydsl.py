@@ -3,8 +3,9 @@
     python -m pip download flydsl==X --no-deps --python-version 3.N --only-binary=:all: -d wheels/   (for each X and N)
     python tools/known_flydsl.py wheels/*.whl
 
-A wheel's identity is the digest of its RECORD's lines for the files of the package (flydsl_install.record_digest), which
-an installed copy carries too. The loader accepts kernels on another CPython ABI only between identities listed here.
+A wheel's identity is the digest of its RECORD's lines for the files of the package (flydsl_install.record_digest),
+which an installed copy carries too. The loader accepts kernels on another CPython ABI only between identities listed
+here.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python tools/make_reference_table.py [--check]
 
-Nothing was measured: the names come from a rule of thumb and the measured columns stay empty. The rule: of the tiles below, the largest one
-that still gives every compute unit a workgroup, else the one that gives the most; a tile is at most as high as M rounded up to a power of
-two, since what lies above is computed for nothing. So few tokens get low, narrow tiles (every unit streams its own columns of w) and
-many get large ones (each byte loaded serves more products).
+Nothing was measured: the names come from a rule of thumb and the measured columns stay empty. The rule: of the tiles
+below, the largest one that still gives every compute unit a workgroup, else the one that gives the most; a tile is at
+most as high as M rounded up to a power of two, since what lies above is computed for nothing. So few tokens get low,
+narrow tiles (every unit streams its own columns of w) and many get large ones (each byte loaded serves more products).
 
 With --check nothing is written; exit status 1 says that the file is not what this script writes.
 """

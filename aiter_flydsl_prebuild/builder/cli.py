@@ -102,7 +102,7 @@ def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentPars
 
 def _planning(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--source", choices=SOURCES, default="reference", help="where kernels come from (default: reference)"
+        "--source", default="reference", metavar="NAME", help=f"{', '.join(SOURCES)}, or package.module:Class"
     )
     command.add_argument("--arch", default="gfx950", help="GPU architecture (default: gfx950)")
     command.add_argument(

@@ -1,7 +1,7 @@
 """Compiling one job in a worker process, and many of them with a pool.
 
-A job gets a private, empty cache folder. What FlyDSL leaves there is the job's output: nothing is guessed, and no key is
-computed by hand. A job is first compiled without device bitcode; only one that fails so is tried again with it.
+A job gets a private, empty cache folder. What FlyDSL leaves there is the job's output: nothing is guessed, and no key
+is computed by hand. A job is first compiled without device bitcode; only one that fails so is tried again with it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def building_flydsl() -> FlyDSL:
     generation = cache.generation(install.version)
     if generation is None:
         raise CheckError(
-            f"flydsl {install.version or 'without a version'} is not known to this version: it packs kernels of 0.3.1 to 0.5"
+            f"flydsl {install.version or 'without a version'} is not known here: kernels can be built with 0.3.1 to 0.5"
         )
     if install.identity is None:
         raise CheckError(
@@ -94,8 +94,8 @@ def building_flydsl() -> FlyDSL:
 def _identities(install: Install, generation: str) -> dict[str, list[str]]:
     """The installations on which these kernels are right.
 
-    Up to 0.4.2 the keys hold for one ABI. From 0.5 every released wheel of the version makes the same artifact; a FlyDSL
-    that is none of them answers for itself alone.
+    Up to 0.4.2 the keys hold for one ABI. From 0.5 every released wheel of the version makes the same artifact; a
+    FlyDSL that is none of them answers for itself alone.
     """
     assert install.identity is not None
     released = known_identities().get(install.version, {})

@@ -78,9 +78,9 @@ def ok(findings: Sequence[Finding]) -> bool:
     return all(finding.status != "missing" for finding in findings)
 
 
-def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """What ``--json`` prints."""
-    return {"ok": ok(findings), "findings": [asdict(finding) for finding in findings]}
+def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The findings as objects with the members of :class:`Finding`."""
+    return [asdict(finding) for finding in findings]
 
 
 def render(findings: Sequence[Finding], stream: TextIO | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The build, from tuned tables to a proven pack: plan, compile, pack, prove. What the command line and the hook both run."""
+"""The build, from tuned tables to a proven pack: what the command line and the hook both run."""
 
 from __future__ import annotations
 

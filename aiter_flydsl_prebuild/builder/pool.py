@@ -54,8 +54,10 @@ class Outcome(Generic[J, R]):
     """What became of one job.
 
     ``kind`` is ``ok`` (``result`` is what the function returned), ``error`` (it raised), ``timeout`` or ``died`` (its
-    process ended, by a signal or an exit); ``error`` is for people, None when ok; ``log`` is the end of what the last
-    attempt printed, by Python or not; ``seconds`` is the time from the first start to the end, all attempts together.
+    process was ended by a signal, or ended itself: one that leaves with status 0 is only missed at the time limit).
+    ``error`` is for people: the exception's own message, or what happened to the process; None when ok. ``log`` is the
+    end of what the last attempt printed, by Python or not, a traceback included. ``seconds`` is the time from the first
+    start to the end, all attempts and the wait between them together.
     """
 
     job: J
@@ -144,9 +146,8 @@ def default_workers(memory_per_worker: float = 0.7, *, root: Path = Path("/")) -
     may run on, less under a cgroup's CPU quota; free memory is MemAvailable, less under a cgroup's limit. ``root`` is
     where ``proc`` and ``sys`` are, for tests.
     """
-    cores = min(float(len(os.sched_getaffinity(0))), *_cpu_quotas(root))
-    workers = min(int(cores), int(available_memory(root) / (memory_per_worker * 1e9)))
-    return max(1, workers)
+    by_memory = available_memory(root) / (memory_per_worker * 1e9)
+    return max(1, int(min(len(os.sched_getaffinity(0)), *_cpu_quotas(root), by_memory)))
 
 
 def available_memory(root: Path = Path("/")) -> float:
@@ -243,8 +244,7 @@ class _Slot:
             self._context.kill_dead_groups()
             return "timeout", f"timed out after {timeout:g} s", _tail(self._log)
         except (ProcessExpired, BrokenProcessPool):
-            code, log = self._context.kill_dead_groups(), _tail(self._log)
-            return "died", _how_it_died(code) + (f"; it last printed:\n{log}" if log else ""), log
+            return "died", _how_it_died(self._context.kill_dead_groups()), _tail(self._log)
         return "ok" if ok else "error", value, _tail(self._log)
 
     def stop(self) -> None:
@@ -417,7 +417,8 @@ def _execute(payload: bytes) -> bytes:
         return pickle.dumps((True, function(job)))
     except BaseException as error:
         traceback.print_exc()
-        return pickle.dumps((False, str(error).strip() or type(error).__name__))
+        text = str(error).strip() if isinstance(error, Exception) else repr(error)
+        return pickle.dumps((False, text or type(error).__name__))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

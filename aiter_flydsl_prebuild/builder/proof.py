@@ -25,15 +25,18 @@ from .toolchain import find_toolchain, scrubbed_environment
 
 _NOTES = 20
 
+# FlyDSL compiler/jit_function.py, all versions: what a miss says where compiling is forbidden.
+_WOULD_COMPILE = "no usable AOT cache"
+
 
 @dataclass(frozen=True)
 class Proof:
     """What a proof found.
 
     ``dispatches`` token counts were resolved, over all shapes; FlyDSL was called ``calls`` times and found ``kernels``
-    distinct kernels; ``compiled`` files are new in its cache. Each of ``misses`` names a kernel, its shape and the token
-    counts that would compile; ``uncovered`` lists token counts that no row serves; ``payloads`` were parsed by FlyDSL;
-    ``problems`` are faults of another kind, a line each.
+    distinct kernels; ``compiled`` files are new in its cache. Each of ``misses`` names a kernel, its shape and the
+    token counts that would compile; ``uncovered`` lists token counts that no row serves; ``payloads`` were parsed by
+    FlyDSL; ``problems`` are faults of another kind, a line each.
     """
 
     cold: bool
@@ -75,8 +78,9 @@ class Proof:
         lines = list(self.problems)
         for miss in self.misses:
             counts = ", ".join(f"{first}..{last}" if last > first else str(first) for first, last in miss["tokens"])
-            what = "compiles" if not self.cold else "fails"
-            lines.append(f"N={miss['n']}, K={miss['k']}: {miss['name']} {what} for tokens {counts}: {miss['reason']}")
+            # FlyDSL's own words for "would compile" are long and hold nothing that is not in this line.
+            what = "would compile" if _WOULD_COMPILE in miss["reason"] else f"fails: {miss['reason']}"
+            lines.append(f"N={miss['n']}, K={miss['k']}, tokens {counts}: {miss['name']} {what}")
         if not self.cold and self.compiled:
             lines.append(f"FlyDSL compiled {self.compiled} kernels although it was forbidden to")
         if self.cold and not self.compiled and not self.misses:
@@ -145,6 +149,7 @@ def prove(subject: Subject, *, cold: bool = False, exhaustive: bool = False) -> 
         "cu_num": manifest["plan"]["cu_num"],
         "tokens": manifest["plan"]["tokens"],
         "rule": manifest["plan"]["rule"],
+        "identity": manifest["source"],
         "tables": [t["sha256"] for p in packs for t in p.manifest["plan"]["tables"]],
         "packs": [str(path.resolve()) for path in subject.packs],
         "packages": list(subject.packages),
@@ -167,7 +172,7 @@ def prove(subject: Subject, *, cold: bool = False, exhaustive: bool = False) -> 
 
 
 def _rocm_root(packs: Sequence[Pack], cold: bool, folder: Path) -> Path:
-    """The ROCm folder of the proof's process: a linker's for a cold run, one with bitcode where kernels need it, else none."""
+    """The ROCm folder of the proof's process: one with a linker for a cold run, with bitcode where kernels need it."""
     needs_bitcode = any(kernel.bitcode for pack in packs for kernel in pack.kernels)
     if not cold and not needs_bitcode:
         return folder / "no-rocm"

@@ -1,9 +1,9 @@
 """The proof's own process: ``python -m aiter_flydsl_prebuild.builder.prover RESULT.json < request.json``.
 
 Started by :mod:`.proof` with a clean environment, an empty cache folder and (unless cold) FlyDSL forbidden to compile.
-It does what a server does: seed, then dispatch every token count, and call FlyDSL where a run of token counts that share a
-kernel begins and ends. FlyDSL returns from a hit without launching (COMPILE_ONLY), so no GPU is needed; a hit alone says
-nothing about the payload, so every one is parsed by FlyDSL and compared with the manifest as well.
+It does what a server does: seed, then dispatch every token count, and call FlyDSL where a run of token counts that
+share a kernel begins and ends. FlyDSL returns from a hit without launching (COMPILE_ONLY), so no GPU is needed; a hit
+alone says nothing about the payload, so every one is parsed by FlyDSL and compared with the manifest as well.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def prove(request: dict[str, Any]) -> dict[str, Any]:
     tables = read_tables(source.tables())
     tokens = (request["tokens"][0], request["tokens"][1])
     reach = plan_reach(tables, gfx=[arch], cu_num=request["cu_num"], tokens=tokens, rule=request["rule"])
-    changed = (
-        [f.path for f in tables.files if f.sha256 not in request["tables"]] if request["tables"] is not None else []
-    )
-    problems += [f"{Path(path).name} is not the tuned table that the kernels were built from" for path in changed]
+    if source.identity() != {k: v for k, v in request["identity"].items() if k != "name"}:
+        problems.append(f"the source {source.name} installed here is not the one that the kernels were built from")
+    changed = [Path(file.path).name for file in tables.files if file.sha256 not in request["tables"]]
+    problems += [f"{name} is not the tuned table that the kernels were built from" for name in changed]
 
     dispatched = _dispatch(source, [entry.shape for entry in reach.shapes], tokens)
     planned = {entry.shape: {k.name: k.tokens for k in entry.kernels} for entry in reach.shapes}

@@ -12,12 +12,14 @@ from ..seeding import SeedReport
 from .proof import Proof
 from .reach import Range, Reach
 
-_LINES = 25
+_LINES = 12
 
 
 def _console() -> Console:
     # markup off: kernel names and messages are text, whatever brackets they hold.
-    return Console(markup=False, highlight=False, soft_wrap=True)
+    console = Console(markup=False, highlight=False, soft_wrap=True)
+    # In a file or a pipe a table is as wide as it needs to be.
+    return console if console.is_terminal else Console(markup=False, highlight=False, soft_wrap=True, width=240)
 
 
 def _table(*columns: str) -> Table:
@@ -52,8 +54,8 @@ def plan(reach: Reach) -> None:
     console.print(table)
     skipped = ", ".join(f"{count} {reason}" for reason, count in reach.skipped_rows.items() if count) or "none"
     console.print(
-        f"\n{reach.distinct_kernels} distinct kernels for tokens {reach.tokens[0]}..{reach.tokens[1]} (rule {reach.rule}); "
-        f"rows without a kernel: {skipped}"
+        f"\n{reach.distinct_kernels} distinct kernels for tokens {reach.tokens[0]}..{reach.tokens[1]} "
+        f"(rule {reach.rule}); rows without a kernel: {skipped}"
     )
 
 
@@ -83,8 +85,8 @@ def proof(found: Proof) -> None:
     console = _console()
     kind = "cold run" if found.cold else "proof"
     console.print(
-        f"{kind} {'holds' if found.ok else 'FAILED'}: {found.dispatches} dispatches, {found.calls} calls, {found.kernels} kernels, "
-        f"{found.compiled} compiled, {len(found.misses)} missed, {found.payloads} payloads read, {found.seconds:.1f} s"
+        f"{kind} {'holds' if found.ok else 'FAILED'}: {found.dispatches} dispatches, {found.calls} calls, "
+        f"{found.kernels} kernels, {found.compiled} compiled, {len(found.misses)} missed, {found.payloads} payloads read, {found.seconds:.1f} s"
     )
     lines = [] if found.ok else found.complaints()
     for line in lines[:_LINES]:

@@ -17,7 +17,7 @@ was called by, and fails when that is a bare name, as it is when MLIR calls it.
 from __future__ import annotations
 
 import atexit
-import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -414,26 +414,22 @@ def _temporary_base() -> Path:
 def _publish(base: Path, script: str, bitcode: Path | None) -> Path:
     """The folder with exactly these contents below ``base``, made anew unless it is there and right.
 
-    It is filled under another name and renamed, so that concurrent builders see all of it or nothing. Raises OSError.
+    One builder at a time makes it, under another name, and renames it: others see all of it or nothing. Raises OSError.
     """
     digest = hashlib.sha256(f"{script}\0{bitcode or ''}".encode()).hexdigest()[:16]
     final = base / f"toolchain-{digest}"
-    for _ in range(5):
-        if _is_right(final, script, bitcode):
-            return final
-        with tempfile.TemporaryDirectory(prefix=".toolchain-", dir=base, ignore_cleanup_errors=True) as scratch:
-            new, old = Path(scratch, "new"), Path(scratch, "old")
-            _fill(new, script, bitcode)
-            if not _is_right(final, script, bitcode):
-                with contextlib.suppress(FileNotFoundError):
-                    final.rename(old)
-            try:
-                new.rename(final)
-            except OSError:
-                if not os.path.lexists(final):
-                    raise
-                # Another builder was quicker: look at what it made.
-    raise OSError(f"{final} keeps changing under this process")
+    if _is_right(final, script, bitcode):
+        return final
+    # Without the lock, what another builder has just made could be taken for what has to go. It ends with the file.
+    with (base / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_right(final, script, bitcode):
+            with tempfile.TemporaryDirectory(prefix=".toolchain-", dir=base, ignore_cleanup_errors=True) as scratch:
+                _fill(Path(scratch, "new"), script, bitcode)
+                if os.path.lexists(final):
+                    final.rename(Path(scratch, "old"))
+                Path(scratch, "new").rename(final)
+    return final
 
 
 def _fill(folder: Path, script: str, bitcode: Path | None) -> None:

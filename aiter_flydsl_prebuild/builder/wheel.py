@@ -47,8 +47,8 @@ pack = {pack}
 _README = """\
 # {name}
 
-{kernels} precompiled FlyDSL kernels for {arch}, for flydsl {flydsl} ({where}), from the source `{source}`, for {first} to
-{last} tokens. Made by aiter-flydsl-prebuild {version}, which puts them into FlyDSL's cache at run time:
+{kernels} precompiled FlyDSL kernels for {arch}, for flydsl {flydsl} ({where}), from the source `{source}`, for {first}
+to {last} tokens. Made by aiter-flydsl-prebuild {version}, which puts them into FlyDSL's cache at run time:
 
     import aiter_flydsl_prebuild
     aiter_flydsl_prebuild.seed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
@@ -9,16 +10,27 @@ from ..errors import InputError
 if TYPE_CHECKING:
     from .base import Source
 
-SOURCES = ("reference",)
+_SOURCES = {"reference": "aiter_flydsl_prebuild.sources.reference.source:ReferenceSource"}
+
+SOURCES = tuple(_SOURCES)
+"""The sources of this project."""
 
 
 def load_source(name: str) -> Source:
-    """The source of that name.
+    """One of :data:`SOURCES`, or any other as ``package.module:Class``, a :class:`.base.Source`.
 
-    :raises InputError: there is none of that name.
+    :raises InputError: there is none of that name, or it cannot be imported.
     """
-    if name == "reference":
-        from .reference.source import ReferenceSource
+    from .base import Source
 
-        return ReferenceSource()
-    raise InputError(f"source {name!r} is not known; known are: {', '.join(SOURCES)}")
+    module, separator, attribute = _SOURCES.get(name, name).partition(":")
+    if not separator:
+        raise InputError(f"source {name!r} is not known; write one of {', '.join(SOURCES)}, or package.module:Class")
+    try:
+        found = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InputError(f"source {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Source):
+        raise InputError(f"source {name!r} is not a Source but a {type(found).__name__}")
+    found.name = name
+    return found

@@ -14,8 +14,8 @@ from ..builder.reach import Range, Reach, Shape
 class Job:
     """One compile: a kernel name and the arguments that enter its cache key.
 
-    ``shape.cu_num`` is 0: a kernel is the same on every partition of a GPU. ``tokens`` are the token ranges that it serves,
-    for the manifest; they enter no key.
+    ``shape.cu_num`` is 0: a kernel is the same on every partition of a GPU. ``tokens`` are the token ranges that it
+    serves, for the manifest; they enter no key.
     """
 
     source: str
@@ -39,6 +39,7 @@ class Source(ABC):
     """
 
     name: str
+    """What the manifest and the command line call it; set by :func:`sources.load_source`."""
 
     @abstractmethod
     def tables(self) -> list[Path]:
@@ -46,7 +47,7 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, str]:
-        """What tells this source's kernels from those of another version of it (version, digest of its code)."""
+        """What tells this source's kernels from another version's: ``version``, ``digest`` (of its code), ``license``."""
 
     @abstractmethod
     def compile(self, job: Job) -> None:
@@ -61,7 +62,7 @@ class Source(ABC):
 
     @abstractmethod
     def call(self, shape: Shape, tokens: int) -> None:
-        """The run-time call of the op for a token count, from its dispatch down to FlyDSL. Raises what FlyDSL raises."""
+        """Call the op for a token count, from its dispatch down to FlyDSL. Raises what FlyDSL raises."""
 
     def jobs(self, reach: Reach, arch: str) -> list[Job]:
         """The compiles that a plan needs: each distinct kernel once."""

@@ -1,7 +1,7 @@
 """The reference source: a small MXFP8 GEMM family of this project's own, written in FlyDSL for gfx950.
 
-It computes what AITER's raw-scale MXFP8 op computes, on the same operands, so that planning, compiling, packing, seeding and proving can be
-tried, and tested, where AITER is not installed.
+It computes what AITER's raw-scale MXFP8 op computes, on the same operands, so that planning, compiling, packing,
+seeding and proving can be tried, and tested, where AITER is not installed.
 
 * :mod:`.grammar` - kernel names and what they may say
 * :mod:`.kernel` - the FlyDSL kernel (imports FlyDSL)

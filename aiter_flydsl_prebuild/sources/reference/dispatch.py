@@ -3,7 +3,8 @@
 Operands (torch tensors, all contiguous, on one GPU, their storage aligned to 16 bytes):
 
 * x [M, K] float8_e4m3fn, x_scale [M, K/32] E8M0 (uint8 or float8_e8m0fnu)
-* w [N, K] float8_e4m3fn, shuffled (16, 16) as :mod:`.kernel` describes; w_scale [ceil(N/32), K/32] E8M0, one per 32 x 32 block
+* w [N, K] float8_e4m3fn, shuffled (16, 16) as :mod:`.kernel` describes
+* w_scale [ceil(N/32), K/32] E8M0, one per 32 x 32 block
 * y [M, N] bfloat16 = x @ w.T, every product scaled by both its blocks' powers of two, summed in float32
 
 With COMPILE_ONLY=1 FlyDSL compiles and does not launch, and the tensors may be on the CPU.
@@ -16,10 +17,10 @@ import functools
 from importlib.resources import files
 from typing import Any
 
-import flydsl.compiler as flyc  # type: ignore[import-untyped]
-import flydsl.expr as fx  # type: ignore[import-untyped]
+import flydsl.compiler as flyc
+import flydsl.expr as fx
 import torch
-from flydsl.utils import env  # type: ignore[import-untyped]
+from flydsl.utils import env
 
 from ...builder.rules import m_candidates
 from .grammar import check_shape, parse
@@ -28,7 +29,7 @@ from .kernel import launcher
 TABLE = "reference_mxfp8_tuned_gemm.csv"
 W_SCALE_BLOCK = "32x32"
 MAX_TOKENS = 1 << 26
-"""Most rows of x in one call: a launch's work-items are counted in 32 bits, and the smallest tile takes 32 of them per row."""
+"""Most rows of x in one call: a launch counts its work-items in 32 bits, and a tile takes up to 32 of them per row."""
 
 _ALIGNMENT = 16
 _E8M0 = tuple(d for d in (torch.uint8, getattr(torch, "float8_e8m0fnu", None)) if d is not None)
@@ -45,9 +46,11 @@ def gemm(
     out: torch.Tensor | None = None,
     stream: torch.cuda.Stream | None = None,
 ) -> torch.Tensor:
-    """y = x @ w.T, by the kernel that the tuned table gives for x's token count; ``out`` and ``stream`` default to new and current.
+    """y = x @ w.T, by the kernel that the tuned table gives for x's token count.
 
-    Raises ValueError for operands outside the contract, and LookupError for a token count and a weight that the table does not serve.
+    ``out`` is y's memory, new where not given; ``stream`` defaults to the current one. No tokens, no launch.
+
+    Raises ValueError for operands outside the contract, LookupError for a token count or weight that has no row.
     """
     if x.dim() != 2 or w.dim() != 2:
         raise ValueError(f"x and w must be matrices, not of shape {list(x.shape)} and {list(w.shape)}")
@@ -82,9 +85,13 @@ def launch(
     w_scale: torch.Tensor,
     stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """Run the kernel called ``name``, whatever the table says. Raises ValueError for a bad name and for bad operands."""
+    """Run the kernel called ``name``, whatever the table says.
+
+    Raises ValueError for a name that is no reference kernel and for operands outside the contract.
+    """
     _check(y, x, x_scale, w, w_scale)
-    _launch(name, y, x, x_scale, w, w_scale, stream)
+    if y.shape[0]:
+        _launch(name, y, x, x_scale, w, w_scale, stream)
 
 
 def _launch(

@@ -1,7 +1,8 @@
 """Names of the reference kernels: ``refgemm_mxfp8_t<M>x<N>_w<m>x<n>[_d<s>]``.
 
-``t`` is the tile of one workgroup (rows of x by columns of y), ``w`` its waves along M and along N, ``d`` (depth, left out where it is 1) how
-many steps of 128 along K a wave loads before it multiplies the first of them. No such name is one of AITER's, whose FlyDSL kernels all start with ``flydsl_``.
+``t`` is the tile of one workgroup (rows of x by columns of y), ``w`` its waves along M and along N, ``d`` (depth, left
+out where it is 1) how many steps of 128 along K a wave loads before it multiplies the first of them. No such name is
+one of AITER's, whose FlyDSL kernels all start with ``flydsl_``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ MFMA_EDGE = 16
 """Rows and columns of the matrix that one ``v_mfma_scale_f32_16x16x128_f8f6f4`` computes."""
 MAX_WAVES = 8
 MAX_REGISTERS = 232
-"""Most vector registers of a lane, out of 256, for the sums and for two rounds of operands, one in use and one on its way."""
+"""Most vector registers of a lane, out of 256, for the sums and for two rounds of operands, in use and on their way."""
 DEPTHS = (1, 2, 4)
 MAX_EXTENT = 1 << 18
-"""Largest N and K: the largest tile that fits the registers, 1280 wide, then spans less than 2**30 bytes of y, x and w."""
+"""Largest N and K: the widest tile that the registers allow, 1280, then spans less than 2**30 bytes of y, x and w."""
 
 _NAME = re.compile(PREFIX + r"_t([1-9]\d*)x([1-9]\d*)_w([1-9]\d*)x([1-9]\d*)(?:_d([1-9]\d*))?", re.ASCII)
 _FORM = f"{PREFIX}_t<M>x<N>_w<m>x<n>[_d<s>]"
@@ -77,7 +78,10 @@ class Config:
 
 
 def parse(name: str) -> Config:
-    """The configuration that ``name`` spells. Raises ValueError, with one line that says what is wrong, if it is no reference kernel."""
+    """The configuration that ``name`` spells.
+
+    Raises ValueError, with one line that says what is wrong, if it is no reference kernel.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"not a reference kernel: {name}: expected {_FORM}")

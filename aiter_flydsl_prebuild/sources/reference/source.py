@@ -24,8 +24,6 @@ def table_path() -> Path:
 class ReferenceSource(Source):
     """This project's own MXFP8 GEMM kernels, behind :func:`.dispatch.gemm`."""
 
-    name = "reference"
-
     def __init__(self) -> None:
         self._weights: dict[Shape, tuple[Any, Any]] = {}
 

@@ -1,0 +1,38 @@
+"""Sources that misbehave, for ``--source sources_for_tests:NAME`` with this folder on PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from aiter_flydsl_prebuild.sources.base import Job
+from aiter_flydsl_prebuild.sources.reference.source import ReferenceSource
+
+SMALL = (512, 5120)
+"""The layer (N, K) whose kernels go wrong."""
+
+
+class Raises(ReferenceSource):
+    """Its kernels for one layer do not compile."""
+
+    def compile(self, job: Job) -> None:
+        if (job.shape.n, job.shape.k) == SMALL:
+            raise RuntimeError("no such instruction on gfx950")
+        super().compile(job)
+
+
+class Aborts(ReferenceSource):
+    """The compiler ends the process for one layer, as LLVM does."""
+
+    def compile(self, job: Job) -> None:
+        if (job.shape.n, job.shape.k) == SMALL:
+            os.write(2, b"LLVM ERROR: Cannot select: intrinsic\n")
+            os.abort()
+        super().compile(job)
+
+
+class Hangs(ReferenceSource):
+    """Compiling takes for ever."""
+
+    def compile(self, job: Job) -> None:
+        time.sleep(600)

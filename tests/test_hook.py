@@ -1,0 +1,179 @@
+"""The setuptools hook in someone else's project, built by pip in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from aiter_flydsl_prebuild.builder.reach import plan_reach
+from aiter_flydsl_prebuild.builder.tables import read_tables
+from aiter_flydsl_prebuild.sources.base import jobs_of
+from aiter_flydsl_prebuild.sources.reference.source import table_path
+from conftest import HERE, prebuild
+
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77", "aiter-flydsl-prebuild"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "their-server"
+version = "1.0"
+
+[tool.setuptools]
+packages = ["their_server"]
+
+"""
+TABLE = """\
+[tool.aiter-flydsl-prebuild]
+package = "their_server"
+"""
+
+
+def make_project(root: Path, table: str) -> Path:
+    project = root / "project"
+    (project / "their_server").mkdir(parents=True)
+    (project / "their_server" / "__init__.py").write_text("")
+    (project / "pyproject.toml").write_text(PYPROJECT + table)
+    return project
+
+
+def pip_wheel(
+    project: Path, *options: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", "dist", *options, "."]
+    environment = dict(os.environ) if environment is None else environment
+    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+
+
+def names_in(project: Path) -> tuple[Path, list[str]]:
+    (wheel,) = (project / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return wheel, archive.namelist()
+
+
+@pytest.fixture
+def pack(wheel: Path, tmp_path: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".fkpack"))
+        return Path(archive.extract(name, tmp_path / "packs"))
+
+
+def test_kernels_are_built_into_the_projects_own_wheel(tmp_path: Path) -> None:
+    project = make_project(tmp_path, TABLE + 'tokens = "1..4"\n')
+    run = pip_wheel(project, "--no-build-isolation")
+    assert run.returncode == 0, run.stdout + run.stderr
+    wheel, names = names_in(project)
+    assert sum(name.startswith("their_server/flydsl_kernels/gfx950-flydsl") for name in names) == 1
+    run_verify = prebuild("verify", wheel, "--json")
+    assert run_verify.returncode == 0, run_verify.stdout + run_verify.stderr
+    reach = plan_reach(read_tables([table_path()]), gfx=["gfx950"], cu_num=[], tokens=(1, 4))
+    assert json.loads(run_verify.stdout)["kernels"] == len(jobs_of("reference", reach, "gfx950"))
+
+
+def test_a_project_without_the_table_is_left_alone(tmp_path: Path) -> None:
+    project = make_project(tmp_path, "# aiter-flydsl-prebuild is only mentioned here\n")
+    run = pip_wheel(project, "--no-build-isolation")
+    assert run.returncode == 0, run.stderr
+    assert not any("flydsl" in name for name in names_in(project)[1])
+
+
+@pytest.mark.parametrize("how", ["enabled = false", "variable"])
+def test_the_hook_can_be_switched_off(tmp_path: Path, how: str) -> None:
+    project = make_project(tmp_path, TABLE + ("enabled = false\n" if how != "variable" else ""))
+    environment = {**os.environ, "AITER_FLYDSL_PREBUILD_BUILD": "0"} if how == "variable" else None
+    run = pip_wheel(project, "--no-build-isolation", environment=environment)
+    assert run.returncode == 0, run.stderr
+    assert not any("flydsl" in name for name in names_in(project)[1])
+
+
+def test_a_finished_pack_in_an_isolated_build(tmp_path: Path, pack: Path) -> None:
+    links = tmp_path / "links"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(links), str(HERE.parent)],
+        check=True,
+    )
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
+    run = pip_wheel(project, environment={**os.environ, "PIP_FIND_LINKS": str(links)})
+    assert run.returncode == 0, run.stdout + run.stderr
+    wheel, names = names_in(project)
+    assert f"their_server/flydsl_kernels/{pack.name}" in names
+    assert wheel.name.endswith("-py3-none-any.whl" if "cp" not in pack.name else "-cp311-none-any.whl")
+
+
+def test_kernels_of_one_abi_tag_the_wheel(tmp_path: Path) -> None:
+    from packs import flydsl_here, make_compiled, make_pack
+
+    one_abi = flydsl_here(generation="call-key", identities={"cp311": ["0" * 64]})
+    pack = make_pack(tmp_path / "a.fkpack", [make_compiled(path="gemm_0/0.pkl")], one_abi)
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    assert names_in(project)[0].name == "their_server-1.0-cp311-none-any.whl"
+
+
+def test_a_second_build_leaves_no_old_pack(tmp_path: Path, pack: Path) -> None:
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    renamed = pack.with_name("gfx950-other.fkpack")
+    shutil.copy(pack, renamed)
+    (project / "pyproject.toml").write_text(PYPROJECT + TABLE + f"pack = {json.dumps(str(renamed))}\n")
+    shutil.rmtree(project / "dist")
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    assert [name for name in names_in(project)[1] if name.endswith(".fkpack")] == [
+        "their_server/flydsl_kernels/gfx950-other.fkpack"
+    ]
+
+
+FAULTS = {
+    'colour = "red"': "has no key 'colour'; known are enabled, package,",
+    "tokens = 8192": "tokens must be of type str, is 8192",
+    "cu-num = ['256']": "cu-num must be a list of integers",
+    'tokens = "many"': "many",
+    'source = "nowhere"': "source 'nowhere' is not known",
+    'arch = "gfx000"': "gfx000",
+    'pack = "none.fkpack"': "none.fkpack: cannot be read: No such file",
+}
+
+
+@pytest.mark.parametrize("line", FAULTS)
+def test_a_fault_is_one_message_and_no_traceback(tmp_path: Path, line: str) -> None:
+    project = make_project(tmp_path, TABLE + line + "\n")
+    run = pip_wheel(project, "--no-build-isolation")
+    assert run.returncode != 0
+    said = run.stdout + run.stderr
+    assert FAULTS[line] in said
+    assert "PrebuildError" not in said
+    assert not list((project / "dist").glob("*")) if (project / "dist").exists() else True
+
+
+def test_optional_builds_without_kernels(tmp_path: Path) -> None:
+    project = make_project(tmp_path, TABLE + 'pack = "none.fkpack"\noptional = true\n')
+    run = pip_wheel(project, "--no-build-isolation", "-v")
+    assert run.returncode == 0, run.stderr
+    assert "built without FlyDSL kernels" in run.stdout + run.stderr
+    assert not any(name.endswith(".fkpack") for name in names_in(project)[1])
+
+
+def test_an_editable_install_compiles_nothing(tmp_path: Path) -> None:
+    project = make_project(tmp_path, TABLE)
+    script = "import setuptools.build_meta as b; print(b.build_editable('dist'))"
+    (project / "dist").mkdir()
+    run = subprocess.run([sys.executable, "-c", script], cwd=project, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert not list(project.rglob("*.fkpack"))
+
+
+def test_an_sdist_has_no_kernels_in_it(tmp_path: Path) -> None:
+    project = make_project(tmp_path, TABLE)
+    script = "import setuptools.build_meta as b; print(b.build_sdist('dist'))"
+    (project / "dist").mkdir()
+    run = subprocess.run([sys.executable, "-c", script], cwd=project, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert not list(project.rglob("*.fkpack"))
