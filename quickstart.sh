@@ -54,15 +54,19 @@ from rich.table import Table
 
 read = {name: json.loads(Path(sys.argv[1], f"{name}.json").read_text()) for name in ("build", "warm", "cold")}
 build, warm, cold = read["build"], read["warm"], read["cold"]
-table = Table(title="aiter-flydsl-prebuild: reference kernels for gfx950", title_style="bold")
-for column in ("shapes", "kernels", "build seconds", "bytes per kernel", "token counts dispatched"):
-    table.add_column(column, justify="right")
-table.add_column("compiles with the wheel", justify="right")
-table.add_column("without it", justify="right")
-table.add_row(
-    *(str(build[key]) for key in ("shapes", "kernels", "seconds", "bytes_per_kernel")),
-    str(warm["dispatches"]), str(warm["compiled"]), str(cold["compiled"]),
-)
+table = Table(title="reference kernels for gfx950", title_style="bold", show_header=False)
+table.add_column()
+table.add_column(justify="right")
+for what, value in (
+    ("shapes (N, K)", build["shapes"]),
+    ("kernels", build["kernels"]),
+    ("seconds to build and prove them", build["seconds"]),
+    ("bytes per kernel in the wheel", build["bytes_per_kernel"]),
+    ("token counts dispatched, all shapes", warm["dispatches"]),
+    ("kernels compiled by a server with the wheel", warm["compiled"]),
+    ("kernels compiled by a server without it", cold["compiled"]),
+):
+    table.add_row(what, str(value))
 print()
 Console().print(table)
 sys.exit(not (warm["ok"] and cold["ok"] and warm["compiled"] == 0 < cold["compiled"]))

@@ -106,4 +106,5 @@ def _loads(text: str) -> dict[str, Any]:
             import tomli as tomllib
         except ImportError:
             raise InputError("pyproject.toml cannot be read on this Python without tomli: pip install tomli") from None
-    return tomllib.loads(text)
+    loaded: dict[str, Any] = tomllib.loads(text)
+    return loaded

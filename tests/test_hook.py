@@ -108,6 +108,22 @@ def test_a_finished_pack_in_an_isolated_build(tmp_path: Path, pack: Path) -> Non
     assert wheel.name.endswith("-py3-none-any.whl" if "cp" not in pack.name else "-cp311-none-any.whl")
 
 
+def test_this_project_can_carry_kernels_itself(tmp_path: Path, pack: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(HERE.parent, project, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
+    with (project / "pyproject.toml").open("a") as file:
+        file.write(
+            f'\n[tool.aiter-flydsl-prebuild]\npackage = "aiter_flydsl_prebuild"\npack = {json.dumps(str(pack))}\n'
+        )
+    run = pip_wheel(project, "--no-build-isolation")
+    assert run.returncode == 0, run.stdout + run.stderr
+    wheel, names = names_in(project)
+    assert f"aiter_flydsl_prebuild/flydsl_kernels/{pack.name}" in names
+    assert "aiter_flydsl_prebuild/build_hooks/hook.py" in names
+    assert "aiter_flydsl_prebuild/tuned_configs/reference_mxfp8_tuned_gemm.csv" in names
+    assert prebuild("verify", wheel).returncode == 0
+
+
 def test_kernels_of_one_abi_tag_the_wheel(tmp_path: Path) -> None:
     from packs import flydsl_here, make_compiled, make_pack
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.pool import Outcome, available_memory, default_workers, run_jobs
+from aiter_flydsl_prebuild.builder.machine import available_memory, default_workers
+from aiter_flydsl_prebuild.builder.pool import Outcome, run_jobs
 from aiter_flydsl_prebuild.builder.toolchain import scrubbed_environment
 
 HERE = Path(__file__).parent

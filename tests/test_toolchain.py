@@ -45,7 +45,7 @@ else:
     print({complaint!r}, file=sys.stderr)
     if {complaint!r}:
         sys.exit(1)
-    source, target = sys.argv[2], sys.argv[4]
+    source, target = sys.argv[-3], sys.argv[-1]
     os.write(os.open(target, os.O_WRONLY | os.O_CREAT), os.read(os.open(source, os.O_RDONLY), 10**6))
 """
 

@@ -1,4 +1,7 @@
-"""The command line: thin over the library. Exit status 0 done, 1 the check failed, 2 the input or usage was wrong."""
+"""The command line: thin over the library. Exit status 0 done, 1 the check failed, 2 the input or usage was wrong.
+
+``seed``, ``status`` and ``doctor`` work with the loader alone, so each command imports what it needs itself.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,18 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import CheckError, InputError, PrebuildError
-from ..seeding import SeedReport, seed
-from ..sources import SOURCES, load_source
-from ..state import status
-from . import doctor, show
-from .inspecting import extract, summarize
-from .pipeline import BuildRequest, build_pack
-from .progress import Progress
-from .proof import open_subject, prove
-from .reach import parse_tokens, plan_reach, to_json
-from .rules import RULES
-from .tables import read_tables
-from .wheel import build_wheel
+
+if TYPE_CHECKING:
+    from ..sources.base import Options
+
+# What the extra "build" brings, and what goes with it, by the names under which they are imported.
+_BUILD_MODULES = ("elftools", "flydsl", "msgpack", "numpy", "pebble", "rich", "setuptools", "tomli", "torch")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,10 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except PrebuildError as error:
-        if options.json:
-            print(json.dumps({"error": str(error), "problems": str(error).splitlines()}))
-        print(f"aiter-flydsl-prebuild: {error}", file=sys.stderr)
-        return 1 if isinstance(error, CheckError) else 2
+        return _complain(str(error), 1 if isinstance(error, CheckError) else 2, options.json)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in _BUILD_MODULES:
+            raise
+        advice = "pip install 'aiter-flydsl-prebuild[build,cross]' flydsl torch"
+        return _complain(f"this command needs {error.name}, which is not installed: {advice}", 2, options.json)
     except KeyboardInterrupt:
         print("aiter-flydsl-prebuild: interrupted; nothing was written", file=sys.stderr)
         return 130
@@ -43,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output went away, as `head` does.
         sys.stderr.close()
         return 0
+
+
+def _complain(message: str, status: int, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"error": message, "problems": message.splitlines()}))
+    print(f"aiter-flydsl-prebuild: {message}", file=sys.stderr)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,6 +108,9 @@ def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentPars
 
 
 def _planning(command: argparse.ArgumentParser) -> None:
+    from ..sources import SOURCES
+    from .rules import RULES
+
     command.add_argument(
         "--source", default="reference", metavar="NAME", help=f"{', '.join(SOURCES)}, or package.module:Class"
     )
@@ -114,7 +124,13 @@ def _planning(command: argparse.ArgumentParser) -> None:
         help="compute units of the GPU (default: all that the tables have)",
     )
     command.add_argument("--tokens", default="1..8192", metavar="FIRST..LAST", help="token counts (default: 1..8192)")
-    command.add_argument("--rule", choices=RULES, default="newest", help="AITER's dispatch rule (default: newest)")
+    command.add_argument("--rule", choices=RULES, help="AITER's dispatch rule (default: that of the source)")
+    for name, help_text in (
+        ("kinds", "families of kernels (default: the source's own choice)"),
+        ("dtypes", "output types of kernels whose tables do not fix them (default: bfloat16)"),
+        ("models", "shape lists whose untuned shapes get the heuristic's kernels, or none (default: all)"),
+    ):
+        command.add_argument(f"--{name}", nargs="+", default=[], metavar="NAME", help=help_text)
 
 
 def _positive(text: str) -> int:
@@ -138,17 +154,38 @@ def _print_json(value: Any) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from ..sources import load_source
+    from . import show
+    from .reach import parse_tokens, plan_reach, to_json
+    from .rules import RULES
+    from .tables import read_tables
+
     tokens = parse_tokens(options.tokens)
-    tables = read_tables(options.table or load_source(options.source).tables())
-    reach = plan_reach(tables, gfx=[options.arch], cu_num=options.cu_num, tokens=tokens, rule=options.rule)
+    source = load_source(options.source, _asked(options))
+    rule = options.rule or (RULES[0] if options.table else source.rule())
+    tables = read_tables(options.table or source.tables())
+    reach = plan_reach(tables, gfx=[options.arch], cu_num=options.cu_num, tokens=tokens, rule=rule)
+    reach, left_out = (reach, ()) if options.table else source.refine(reach, options.arch)
     if options.json:
-        _print_json(to_json(reach))
+        _print_json({**to_json(reach), "left_out": [asdict(one) for one in left_out]})
     else:
-        show.plan(reach)
+        show.plan(reach, left_out)
     return 0
 
 
+def _asked(options: argparse.Namespace) -> Options:
+    from ..sources.base import Options
+
+    return Options(tuple(options.kinds), tuple(options.dtypes), tuple(options.models))
+
+
 def _build(options: argparse.Namespace) -> int:
+    from . import show
+    from .pipeline import BuildRequest, build_pack
+    from .progress import Progress
+    from .reach import parse_tokens
+    from .wheel import build_wheel
+
     request = BuildRequest(
         source=options.source,
         arch=options.arch,
@@ -158,6 +195,7 @@ def _build(options: argparse.Namespace) -> int:
         workers=options.workers,
         timeout=options.timeout,
         keep_going=options.keep_going,
+        options=_asked(options),
     )
     out = _folder(options.out)
     with tempfile.TemporaryDirectory(prefix="afp-pack-") as name:
@@ -173,6 +211,7 @@ def _build(options: argparse.Namespace) -> int:
         "bytes_per_kernel": round(wheel.stat().st_size / built.kernels),
         "uncovered": built.uncovered,
         "failed": list(built.failed),
+        "left_out": [asdict(one) for one in built.left_out],
         "proof": built.proof.to_json(),
     }
     if options.json:
@@ -191,6 +230,9 @@ def _folder(path: Path) -> Path:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from . import show
+    from .proof import open_subject, prove
+
     with tempfile.TemporaryDirectory(prefix="afp-verify-") as name:
         subject = open_subject(options.wheel, Path(name))
         proof = prove(subject, cold=options.cold, exhaustive=options.exhaustive)
@@ -202,6 +244,10 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    from . import show
+    from .inspecting import extract, summarize
+    from .proof import open_subject
+
     with tempfile.TemporaryDirectory(prefix="afp-inspect-") as name:
         subject = open_subject(options.wheel, Path(name))
         summaries = [summarize(path, options.kernel) for path in subject.packs]
@@ -216,7 +262,10 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _seed(options: argparse.Namespace) -> int:
-    report: SeedReport = seed(mode="strict" if options.strict else None, cache_dir=options.cache_dir)
+    from ..seeding import seed
+    from . import show
+
+    report = seed(mode="strict" if options.strict else None, cache_dir=options.cache_dir)
     if options.json:
         packs = [pack._asdict() for pack in report.packs]
         _print_json({**report._asdict(), "packs": packs, "kernels": report.kernels, "written": report.written})
@@ -226,6 +275,9 @@ def _seed(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    from ..state import status
+    from . import show
+
     found = status()
     if options.json:
         _print_json(found)
@@ -235,6 +287,8 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from . import doctor
+
     findings = doctor.examine()
     if options.json:
         _print_json({"ok": doctor.ok(findings), "findings": doctor.to_json(findings)})

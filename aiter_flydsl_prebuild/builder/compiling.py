@@ -129,7 +129,7 @@ def compile_task(task: Task) -> Compiled:
 
 
 def _compile(job: Job, rocm_root: str, *, with_bitcode: bool) -> Compiled:
-    source = load_source(job.source)
+    source = load_source(job.source, job.options)
     with tempfile.TemporaryDirectory(prefix="afp-job-") as folder, environment(FLYDSL_RUNTIME_CACHE_DIR=folder):
         os.environ["ROCM_PATH"] = os.environ["ROCM_HOME"] = rocm_root
         with recorded_artifact_keys() as artifact_keys:

@@ -18,7 +18,7 @@ from ..flydsl_install import interpreter_abi, known_identities, read_install
 from ..pack import zstd
 from ..seeding import cache_folder, settings_that_defeat
 from ..target import driver_arches
-from .pool import available_memory, default_workers
+from .machine import available_memory, default_workers
 from .toolchain import HOW_TO_GET_A_LINKER, ROOT_VARIABLES, find_toolchain, survey
 
 Status = Literal["ok", "warning", "missing"]

@@ -6,16 +6,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckError, InputError
 from ..sources import load_source
-from ..sources.base import Job, Source
+from ..sources.base import Job, LeftOut, Options, Source
 from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
+from .machine import default_workers
 from .packing import make_manifest, pack_name, write_pack
-from .pool import Outcome, default_workers, run_jobs
+from .pool import Outcome, run_jobs
 from .progress import Progress
 from .proof import Proof, Subject, prove
 from .reach import Range, Reach, plan_reach, to_json
@@ -25,28 +26,31 @@ from .toolchain import Toolchain, find_toolchain, scrubbed_environment
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to build. ``cu_num`` empty means every partition of the arch that the tables have; ``timeout`` is in seconds
-    for one kernel; ``workers`` None means as many as cores and memory allow. ``keep_going`` builds a pack although
-    kernels are missing, and lists them in its manifest."""
+    """What to build. ``cu_num`` empty means every partition of the arch that the tables have; ``rule`` None means the
+    source's own; ``timeout`` is in seconds for one kernel; ``workers`` None means as many as cores and memory allow.
+    ``keep_going`` builds a pack although kernels are missing, and lists them in its manifest."""
 
     source: str
     arch: str
     tokens: Range
     cu_num: tuple[int, ...] = ()
-    rule: str = "newest"
+    rule: str | None = None
     workers: int | None = None
     timeout: float = 300.0
     keep_going: bool = False
+    options: Options = field(default_factory=Options)
 
 
 @dataclass(frozen=True)
 class BuiltPack:
-    """A pack that was written. ``kernels`` are in it, ``failed`` are not; ``seconds`` from the plan to the proof."""
+    """A pack that was written. ``kernels`` are in it, ``failed`` and ``left_out`` are not; ``seconds`` from the plan to
+    the proof."""
 
     path: Path
     kernels: int
     shapes: int
     failed: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
     uncovered: int
     bytes: int
     compile_seconds: float
@@ -56,12 +60,13 @@ class BuiltPack:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a build will compile."""
+    """What a build will compile, and what it cannot."""
 
     source: Source
     tables: Tables
     reach: Reach
     jobs: tuple[Job, ...]
+    left_out: tuple[LeftOut, ...]
 
 
 def make_plan(request: BuildRequest) -> Plan:
@@ -69,13 +74,16 @@ def make_plan(request: BuildRequest) -> Plan:
 
     :raises InputError: a table is wrong, or nothing is left to compile.
     """
-    source = load_source(request.source)
+    source = load_source(request.source, request.options)
     tables = read_tables(source.tables())
-    reach = plan_reach(tables, gfx=[request.arch], cu_num=request.cu_num, tokens=request.tokens, rule=request.rule)
+    rule = request.rule or source.rule()
+    reach = plan_reach(tables, gfx=[request.arch], cu_num=request.cu_num, tokens=request.tokens, rule=rule)
+    reach, left_out = source.refine(reach, request.arch)
     jobs = source.jobs(reach, request.arch)
     if not jobs:
-        raise InputError(f"no FlyDSL kernel serves {request.arch} for tokens {request.tokens[0]}..{request.tokens[1]}")
-    return Plan(source, tables, reach, tuple(jobs))
+        nothing = f"no FlyDSL kernel serves {request.arch} for tokens {request.tokens[0]}..{request.tokens[1]}"
+        raise InputError([nothing, *(f"left out: {one}" for one in left_out)])
+    return Plan(source, tables, reach, tuple(jobs), left_out)
 
 
 def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Progress]) -> BuiltPack:
@@ -109,6 +117,7 @@ def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Pr
         kernels=len(compiled),
         shapes=len(plan.reach.shapes),
         failed=tuple(f"{job.label}: {reason}" for job, reason in failed),
+        left_out=plan.left_out,
         uncovered=sum(last - first + 1 for shape in plan.reach.shapes for first, last in shape.uncovered),
         bytes=final.stat().st_size,
         compile_seconds=compile_seconds,
@@ -127,6 +136,8 @@ def compile_jobs(
         environment = scrubbed_environment(
             os.environ, rocm_root=toolchain.rocm_root, arch=request.arch, cache_dir=Path(folder, "unused")
         )
+        # A worker that is killed leaves its files; this folder goes away with all of them.
+        environment["TMPDIR"] = folder
         # FlyDSL: compile and write the cache entry, do not launch.
         environment["COMPILE_ONLY"] = "1"
         return run_jobs(
@@ -160,7 +171,9 @@ def describe(request: BuildRequest, plan: Plan, toolchain: Toolchain) -> dict[st
         "toolchain": {"linker": fingerprint.linker, "bitcode": fingerprint.bitcode},
         "plan": {
             "tokens": list(request.tokens),
-            "rule": request.rule,
+            "rule": plan.reach.rule,
+            "options": request.options.to_json(),
+            "left_out": [asdict(one) for one in plan.left_out],
             "cu_num": list(request.cu_num),
             "tables": [{"file": Path(file.path).name, "sha256": file.sha256} for file in plan.tables.files],
             "shapes": [{k: v for k, v in shape.items() if k != "kernels"} for shape in reach["shapes"]],

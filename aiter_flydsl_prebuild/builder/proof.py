@@ -149,6 +149,7 @@ def prove(subject: Subject, *, cold: bool = False, exhaustive: bool = False) -> 
         "cu_num": manifest["plan"]["cu_num"],
         "tokens": manifest["plan"]["tokens"],
         "rule": manifest["plan"]["rule"],
+        "options": manifest["plan"].get("options", {}),
         "identity": manifest["source"],
         "tables": [t["sha256"] for p in packs for t in p.manifest["plan"]["tables"]],
         "packs": [str(path.resolve()) for path in subject.packs],
@@ -161,6 +162,7 @@ def prove(subject: Subject, *, cold: bool = False, exhaustive: bool = False) -> 
         folder = Path(name)
         root = _rocm_root(packs, cold, folder)
         environment = scrubbed_environment(os.environ, rocm_root=root, arch=arch, cache_dir=folder / "cache")
+        environment["TMPDIR"] = name
         # FlyDSL: a miss raises instead of compiling (RUN_ONLY), a hit returns without launching (COMPILE_ONLY).
         environment["COMPILE_ONLY"] = "1"
         if not cold:

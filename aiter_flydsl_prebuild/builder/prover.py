@@ -24,7 +24,7 @@ from ..flydsl_install import read_install
 from ..pack import Pack, PackedEntry, PackedKernel
 from ..seeding import find_packs, fit, seed
 from ..sources import load_source
-from ..sources.base import Source, merge_ranges
+from ..sources.base import Options, Source, merge_ranges
 from .reach import Range, Shape, plan_reach
 from .tables import read_tables
 
@@ -52,12 +52,13 @@ def prove(request: dict[str, Any]) -> dict[str, Any]:
         packs, problems = _seed(request)
     seeded = _cached_files(root)
 
-    source = load_source(request["source"])
+    source = load_source(request["source"], Options.from_json(request["options"]))
     arch = request["arch"]
     tables = read_tables(source.tables())
     tokens = (request["tokens"][0], request["tokens"][1])
     reach = plan_reach(tables, gfx=[arch], cu_num=request["cu_num"], tokens=tokens, rule=request["rule"])
-    if source.identity() != {k: v for k, v in request["identity"].items() if k != "name"}:
+    reach, _ = source.refine(reach, arch)
+    if source.identity()["digest"] != request["identity"]["digest"]:
         problems.append(f"the source {source.name} installed here is not the one that the kernels were built from")
     changed = [Path(file.path).name for file in tables.files if file.sha256 not in request["tables"]]
     problems += [f"{name} is not the tuned table that the kernels were built from" for name in changed]

@@ -94,14 +94,22 @@ def m_candidates(m: int, n: int, rule: str = "newest") -> tuple[int, ...]:
     check_rule(rule)
     if not 1 <= m <= MAX_TOKENS:
         raise ValueError(f"a token count must lie in 1..{MAX_TOKENS}, not {m}")
-    power = 1 << (m - 1).bit_length()
+    return tuple(dict.fromkeys((m, padded_m(m, n, 0, rule), padded_m(m, n, 1, rule))))
+
+
+def padded_m(m: int, n: int, level: int, rule: str = "newest") -> int:
+    """``m`` padded finely (``level`` 0) or coarsely (1), for a weight of ``n`` rows.
+
+    AITER: csrc/py_itfs_cu/gemm_common.cu, getPaddedM(M, N, K, gl); its K has no effect. Arguments are not checked.
+    """
+    if level == 1:
+        return _COARSE_M if m > _COARSE_M and n > _COARSE_N else 1 << (m - 1).bit_length()
     if rule == "newest" and m < _SMALL_M:
-        fine = power
-    else:
-        step = next(step for limit, step in _FINE_STEPS if m <= limit)
-        fine = (m + step - 1) // step * step
-    coarse = _COARSE_M if m > _COARSE_M and n > _COARSE_N else power
-    return tuple(dict.fromkeys((m, fine, coarse)))
+        return 1 << (m - 1).bit_length()
+    for limit, step in _FINE_STEPS:
+        if m <= limit:
+            return (m + step - 1) // step * step
+    return m
 
 
 def padding_n(n: int) -> int:

@@ -1,21 +1,25 @@
-"""Results for people, as tables. Programs use ``--json``."""
+"""Results for people. Programs use ``--json``. Tables need rich, which the loader alone does not bring."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
-from ..seeding import SeedReport
-from .proof import Proof
-from .reach import Range, Reach
+    from ..seeding import SeedReport
+    from ..sources.base import LeftOut
+    from .proof import Proof
+    from .reach import Range, Reach
 
 _LINES = 12
 
 
 def _console() -> Console:
+    from rich.console import Console
+
     # markup off: kernel names and messages are text, whatever brackets they hold.
     console = Console(markup=False, highlight=False, soft_wrap=True)
     # In a file or a pipe a table is as wide as it needs to be.
@@ -23,6 +27,8 @@ def _console() -> Console:
 
 
 def _table(*columns: str) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
@@ -33,8 +39,8 @@ def _count(ranges: Sequence[Range]) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
-def plan(reach: Reach) -> None:
-    """A line for each shape and operand contract, and the totals."""
+def plan(reach: Reach, left_out: Sequence[LeftOut] = ()) -> None:
+    """A line for each shape and operand contract, the totals, and what is left out; 0 CUs are every other partition."""
     table = _table("op", "arch", "CUs", "N", "K", "scales", "kernels", "other libraries", "uncovered")
     for one in reach.shapes:
         shape = one.shape
@@ -57,6 +63,8 @@ def plan(reach: Reach) -> None:
         f"\n{reach.distinct_kernels} distinct kernels for tokens {reach.tokens[0]}..{reach.tokens[1]} "
         f"(rule {reach.rule}); rows without a kernel: {skipped}"
     )
+    for lost in left_out:
+        console.print(f"left out: {lost}")
 
 
 def build(result: dict[str, Any]) -> None:
@@ -74,6 +82,8 @@ def build(result: dict[str, Any]) -> None:
     )
     if result["uncovered"]:
         console.print(f"{result['uncovered']} token counts are served by no row of the tables (inspect lists them)")
+    for one in result["left_out"]:
+        console.print(f"left out: {LeftOut(**one)}")
     if result["failed"]:
         console.print(f"left out, {len(result['failed'])} kernels:")
         for line in result["failed"]:
@@ -134,15 +144,14 @@ def _ranges(ranges: Sequence[Sequence[int]]) -> str:
 
 def seeded(report: SeedReport) -> None:
     """One line on what was done."""
-    console = _console()
     if report.mode == "off":
-        console.print("seeding is switched off (AITER_FLYDSL_PREBUILD=off)")
+        print("seeding is switched off (AITER_FLYDSL_PREBUILD=off)")
     elif not report.arches:
-        console.print("nothing to do: no ROCm GPU here (AITER_FLYDSL_PREBUILD_ARCH names an arch by hand)")
+        print("nothing to do: no ROCm GPU here (AITER_FLYDSL_PREBUILD_ARCH names an arch by hand)")
     elif not report.packs and not report.problems:
-        console.print("nothing to do: no pack of kernels is installed")
+        print("nothing to do: no pack of kernels is installed")
     else:
-        console.print(
+        print(
             f"{report.kernels} kernels in place in {report.cache_dir}, {report.written} files written, "
             f"{report.seconds * 1000:.0f} ms"
         )
@@ -150,25 +159,24 @@ def seeded(report: SeedReport) -> None:
 
 def state(found: dict[str, Any]) -> None:
     """The machine's state."""
-    console = _console()
     flydsl = found["flydsl"]
     known = "" if flydsl is None or flydsl["released_wheel"] else ", not a released wheel"
-    console.print(f"arch    {', '.join(found['arches']) or 'none: no ROCm GPU here'}")
-    console.print(f"flydsl  {flydsl['version'] + ' on ' + flydsl['abi'] + known if flydsl else 'not installed'}")
-    console.print(f"cache   {found['cache_dir']}")
-    console.print(f"mode    {found['mode']}")
+    print(f"arch    {', '.join(found['arches']) or 'none: no ROCm GPU here'}")
+    print(f"flydsl  {flydsl['version'] + ' on ' + flydsl['abi'] + known if flydsl else 'not installed'}")
+    print(f"cache   {found['cache_dir']}")
+    print(f"mode    {found['mode']}")
     if found["defeated_by"]:
-        console.print(f"note    {found['defeated_by']}")
+        print(f"note    {found['defeated_by']}")
     if not found["packs"]:
-        console.print("packs   none installed")
+        print("packs   none installed")
     for pack in found["packs"]:
         if "problem" in pack:
-            console.print(f"pack    {pack['problem']}")
+            print(f"pack    {pack['problem']}")
             continue
         age = "" if pack["oldest"] is None else f", oldest {pack['oldest']:.0f} s old"
-        console.print(
+        print(
             f"pack    {pack['path']}: {pack['kernels']} kernels, {pack['fitting']} fit, "
             f"{pack['in_place']} of {pack['files']} files in place{age}"
         )
         for reason in pack["reasons"]:
-            console.print(f"        {reason}")
+            print(f"        {reason}")

@@ -68,7 +68,8 @@ _ALLOWED = frozenset(
         *("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"),
     }
 )
-_ALLOWED_PREFIXES = ("LC_",)
+# AITER_CONFIG_…: the tuned tables that a server of AITER reads; FlyDSL knows nothing of them.
+_ALLOWED_PREFIXES = ("LC_", "AITER_CONFIG_")
 
 
 @dataclass(frozen=True)

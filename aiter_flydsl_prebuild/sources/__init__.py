@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 
 if TYPE_CHECKING:
-    from .base import Source
+    from .base import Options, Source
 
-_SOURCES = {"reference": "aiter_flydsl_prebuild.sources.reference.source:ReferenceSource"}
+_SOURCES = {
+    "reference": "aiter_flydsl_prebuild.sources.reference.source:ReferenceSource",
+    "aiter": "aiter_flydsl_prebuild.sources.aiter.source:AiterSource",
+}
 
 SOURCES = tuple(_SOURCES)
 """The sources of this project."""
 
 
-def load_source(name: str) -> Source:
+def load_source(name: str, options: Options | None = None) -> Source:
     """One of :data:`SOURCES`, or any other as ``package.module:Class``, a :class:`.base.Source`.
 
-    :raises InputError: there is none of that name, or it cannot be imported.
+    :raises InputError: there is none of that name, it cannot be imported, or it does not know the options.
     """
     from .base import Source
 
@@ -33,4 +36,7 @@ def load_source(name: str) -> Source:
     if not isinstance(found, Source):
         raise InputError(f"source {name!r} is not a Source but a {type(found).__name__}")
     found.name = name
+    if options is not None:
+        found.options = options
+    found.check_options()
     return found

@@ -4,10 +4,46 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from ..builder.reach import Range, Reach, Shape
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asks of a source beside its default; what each may be is the source's to say, empty is its default.
+
+    ``kinds`` are families of kernels, ``dtypes`` output types, ``models`` lists of shapes (their ids).
+    """
+
+    kinds: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As the manifest holds them."""
+        return {name: list(values) for name, values in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Options:
+        """The inverse of :meth:`to_json`; what is missing is empty."""
+        return cls(**{field.name: tuple(value.get(field.name, ())) for field in fields(cls)})
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Kernels that the tables reach and that are not built: ``kernels`` of ``op``, for ``shapes`` shapes, and why."""
+
+    op: str
+    kernels: int
+    shapes: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.kernels} kernels of {self.shapes} shapes: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -23,6 +59,7 @@ class Job:
     name: str
     shape: Shape
     tokens: tuple[Range, ...]
+    options: Options = Options()
 
     @property
     def label(self) -> str:
@@ -41,13 +78,33 @@ class Source(ABC):
     name: str
     """What the manifest and the command line call it; set by :func:`sources.load_source`."""
 
+    options: Options = Options()
+    """Set by :func:`sources.load_source`, and checked by :meth:`check_options`."""
+
+    def check_options(self) -> None:
+        """Raise InputError unless this source knows its :attr:`options`."""
+        unknown = [name for name, values in asdict(self.options).items() if values]
+        if unknown:
+            raise InputError(f"the source {self.name} has no {' and no '.join(unknown)} to choose from")
+
+    def rule(self) -> str:
+        """The rule of :data:`rules.RULES` that the run-time dispatch follows."""
+        return "newest"
+
+    def refine(self, reach: Reach, arch: str) -> tuple[Reach, tuple[LeftOut, ...]]:
+        """What the tables alone do not tell: the reach with what a heuristic adds, without what cannot be built."""
+        return reach, ()
+
     @abstractmethod
     def tables(self) -> list[Path]:
         """The tuned tables that the run-time dispatch reads."""
 
     @abstractmethod
     def identity(self) -> dict[str, str]:
-        """What tells this source's kernels from another version's: ``version``, ``digest`` (of its code), ``license``."""
+        """What tells this source's kernels from another version's: ``digest`` (of its code) does, the rest describes.
+
+        The others are ``version``, ``license`` and, where it is known, ``commit``.
+        """
 
     @abstractmethod
     def compile(self, job: Job) -> None:
@@ -66,10 +123,10 @@ class Source(ABC):
 
     def jobs(self, reach: Reach, arch: str) -> list[Job]:
         """The compiles that a plan needs: each distinct kernel once."""
-        return jobs_of(self.name, reach, arch)
+        return jobs_of(self.name, reach, arch, self.options)
 
 
-def jobs_of(source: str, reach: Reach, arch: str) -> list[Job]:
+def jobs_of(source: str, reach: Reach, arch: str, options: Options = Options()) -> list[Job]:
     """One job for each distinct kernel of a plan: name, op, N, K and scale blocks, whichever cu_num reaches it."""
     found: dict[tuple[str, Shape], list[Range]] = {}
     for entry in reach.shapes:
@@ -77,7 +134,7 @@ def jobs_of(source: str, reach: Reach, arch: str) -> list[Job]:
             if kernel.name not in reach.undecodable:
                 anywhere = replace(entry.shape, cu_num=0)
                 found.setdefault((kernel.name, anywhere), []).extend(kernel.tokens)
-    return [Job(source, arch, name, shape, merge_ranges(tokens)) for (name, shape), tokens in found.items()]
+    return [Job(source, arch, name, shape, merge_ranges(tokens), options) for (name, shape), tokens in found.items()]
 
 
 def merge_ranges(ranges: Sequence[Range]) -> tuple[Range, ...]:
