@@ -59,7 +59,7 @@ class Entry(NamedTuple):
     """One compiled artifact.
 
     ``ir_text`` is the lowered MLIR with the code object embedded; ``fields`` is the rest of the artifact's state
-    (entry point, link libraries, …), JSON-able values only. Pre-lowering IR is dropped: nothing reads it back.
+    (entry point, link libraries, …), JSON-able values only. Pre-lowering IR is dropped: no launch uses it.
     """
 
     ir_text: str
@@ -203,7 +203,8 @@ def decode_entry(data: bytes) -> Entry:
     if not isinstance(artifact, Artifact) or not isinstance(getattr(artifact, "state", None), dict):
         raise PrebuildError("a cache entry is not a CompiledArtifact")
     state = dict(artifact.state)
-    state.pop("source_ir", None)
+    if "source_ir" in state:
+        state["source_ir"] = None  # 0.3.1 asks for it by name when it reads an entry, and uses it for dumps only
     packed = state.pop("ir_zlib", None)
     text = state.pop("ir_text", None) if packed is None else zlib.decompress(packed).decode("utf-8")
     if not isinstance(text, str):

@@ -1,0 +1,65 @@
+"""What a plan needs to know of an imported AITER: ``python -m ….sources.aiter.probe ANSWER.json < request.json``.
+
+A process of its own, so that whoever plans (a command line, a build backend) need not import AITER with its stand-ins.
+The request names ``arch``, ``ops`` and ``shapes`` (a shape and its uncovered ranges); the answer holds ``reasons`` (why
+an op cannot be used, or null) and ``picks`` (per shape: runs of [kernel or null, first token, last token]).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ...builder.reach import Range, Shape
+from ...errors import PrebuildError
+from .ops import OPS, Op
+
+
+def main() -> int:
+    """Read the request, ask AITER, write the answer."""
+    request = json.load(sys.stdin)
+    try:
+        answer = ask(request)
+    except PrebuildError as error:
+        answer = {"problem": str(error)}
+    Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
+    return 0
+
+
+def ask(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer a request in this process."""
+    reasons: dict[str, str | None] = {}
+    ops: dict[str, Op] = {}
+    for name in request["ops"]:
+        op = OPS[name](request["arch"])
+        try:
+            op.prepare()
+        except Exception as error:
+            reasons[name] = f"the installed FlyDSL lacks what they use ({type(error).__name__}: {error})"
+        else:
+            reasons[name], ops[name] = None, op
+    picks = []
+    for fields, ranges in request["shapes"]:
+        shape = Shape(**fields)
+        picks.append(runs(ops[shape.op], shape, ranges) if shape.op in ops else [])
+    return {"reasons": reasons, "picks": picks}
+
+
+def runs(op: Op, shape: Shape, ranges: list[Range]) -> list[list[Any]]:
+    """The heuristic's kernel for every token count of the ranges, as runs of equal answers."""
+    op.on(shape)
+    found: list[list[Any]] = []
+    for first, last in ranges:
+        for tokens in range(first, last + 1):
+            name = op.pick(shape, tokens)
+            if found and found[-1][0] == name and found[-1][2] == tokens - 1:
+                found[-1][2] = tokens
+            else:
+                found.append([name, tokens, tokens])
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

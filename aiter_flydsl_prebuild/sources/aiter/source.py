@@ -1,0 +1,232 @@
+"""AITER as a source of kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ...builder import rules
+from ...builder.reach import KernelReach, Range, Reach, Shape, ShapeReach
+from ...builder.toolchain import scrubbed_environment
+from ...errors import CheckError, InputError
+from ..base import Job, LeftOut, Source, merge_ranges
+from . import installed
+from .ops import DTYPES, OPS, Op
+from .tables import table_files
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NO_MODELS = "none"
+
+# Where AITER's wrappers change the kernel that a name means: one row is row-major whatever the layout (bmm), and up to
+# 16 rows a split in K is reduced in the same launch (2D).
+_CLASSES = ((1, 1), (2, 16), (17, rules.MAX_TOKENS))
+
+
+class AiterSource(Source):
+    """The kernels of the installed AITER, behind its own op wrappers.
+
+    ``kinds`` are operand contracts (:data:`rules.OPS`; default: all), ``dtypes`` output types of the per-token op
+    (default: bf16), ``models`` shape lists (default: all) whose shapes get the kernels of AITER's heuristic.
+    """
+
+    def __init__(self) -> None:
+        self._ops: dict[str, Op] = {}
+
+    def check_options(self) -> None:
+        known = {"kinds": sorted(OPS), "dtypes": sorted(DTYPES), "models": [NO_MODELS, *sorted(model_lists())]}
+        problems = [
+            f"the source {self.name} does not know {name} {value!r}; known are {', '.join(known[name])}"
+            for name, values in asdict(self.options).items()
+            for value in values
+            if value not in known[name]
+        ]
+        if problems:
+            raise InputError(problems)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The operand contracts asked for."""
+        return tuple(op for op in rules.OPS if op in (self.options.kinds or rules.OPS))
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The output types asked for."""
+        return self.options.dtypes or ("bf16",)
+
+    def tables(self) -> list[Path]:
+        return table_files(installed.find(), self.kinds)
+
+    def identity(self) -> dict[str, str]:
+        return installed.identity(installed.find())
+
+    def rule(self) -> str:
+        return installed.rule(installed.find())
+
+    def refine(self, reach: Reach, arch: str) -> tuple[Reach, tuple[LeftOut, ...]]:
+        """Add what AITER's heuristic picks, and leave out what this AITER or this FlyDSL does not have."""
+        aiter = installed.find()
+        shapes = [entry for entry in reach.shapes if entry.shape.op in self.kinds]
+        shapes += [ShapeReach(shape, (), (), (reach.tokens,)) for shape in self._model_shapes(arch)]
+        lacking = {op: OPS[op].lacks(aiter) for op in {entry.shape.op for entry in shapes}}
+        # Only the mxscale ops can be too new for FlyDSL, and only they have a heuristic.
+        unsure = sorted(op for op, reason in lacking.items() if reason is None and op != rules.BPRESHUFFLE)
+        picked: dict[Shape, list[tuple[str | None, Range]]] = {}
+        if unsure:
+            open_shapes = [entry for entry in shapes if entry.shape.op in unsure and entry.uncovered]
+            reasons, picked = _probe(arch, unsure, open_shapes)
+            lacking |= reasons
+        kept = [
+            _with_picks(entry, picked.get(entry.shape, [])) for entry in shapes if lacking[entry.shape.op] is None
+        ]
+        left_out = [
+            _left_out(op, [e for e in reach.shapes if e.shape.op == op], reason)
+            for op, reason in sorted(lacking.items())
+            if reason is not None and any(e.shape.op == op for e in reach.shapes)
+        ]
+        kept, without = _in_types(kept, self.dtypes)
+        left_out += without
+        distinct = {(e.shape.gfx, k.name, e.shape.n, e.shape.k, e.shape.w_scale_block) for e in kept for k in e.kernels}
+        names = {name for _, name, *_ in distinct}
+        undecodable = tuple(name for name in reach.undecodable if name in names)
+        refined = replace(reach, shapes=tuple(kept), distinct_kernels=len(distinct), undecodable=undecodable)
+        return refined, tuple(left_out)
+
+    def compile(self, job: Job) -> None:
+        from .standins import forget
+
+        op = self._op(job.shape, job.arch)
+        forget()
+        for dtype in op.dtypes(job.name, self.dtypes):
+            for tokens in counts_to_compile(job.tokens):
+                op.kernel(job.name, job.shape, tokens, dtype)
+
+    def resolve(self, shape: Shape, tokens: int) -> str | None:
+        op = self._op(shape, shape.gfx)
+        name = op.resolve(shape, tokens)
+        return name if name is not None and op.dtypes(name, self.dtypes) else None
+
+    def call(self, shape: Shape, tokens: int) -> None:
+        op = self._op(shape, shape.gfx)
+        name = op.resolve(shape, tokens)
+        for dtype in () if name is None else op.dtypes(name, self.dtypes):
+            op.call(shape, tokens, dtype)
+
+    def _op(self, shape: Shape, arch: str) -> Op:
+        if shape.op not in self._ops:
+            op = OPS[shape.op](arch)
+            op.prepare()
+            self._ops[shape.op] = op
+        return self._ops[shape.op]
+
+    def _model_shapes(self, arch: str) -> list[Shape]:
+        """The shapes of the model lists asked for, on a GPU whose number of compute units no row has (0)."""
+        lists = model_lists()
+        chosen = self.options.models or tuple(lists)
+        return sorted(
+            {
+                Shape(lists[name]["op"], arch, 0, shape["n"], shape["k"], lists[name]["w_scale_block"], None)
+                for name in chosen
+                if name != NO_MODELS and lists[name]["op"] in self.kinds
+                for shape in lists[name]["shapes"]
+            },
+            key=lambda shape: (shape.op, shape.n, shape.k),
+        )
+
+
+def counts_to_compile(tokens: Sequence[Range]) -> list[int]:
+    """One token count of these ranges for each kernel that a name can mean over them."""
+    found = []
+    for low, high in _CLASSES:
+        within = [max(first, low) for first, last in tokens if max(first, low) <= min(last, high)]
+        found += [min(within)] if within else []
+    return found
+
+
+def model_lists() -> dict[str, dict[str, Any]]:
+    """This project's lists of shapes, by id."""
+    lists = {}
+    for path in sorted(files("aiter_flydsl_prebuild.tuned_configs").iterdir(), key=lambda path: path.name):
+        if path.name.endswith(".toml"):
+            model = tomllib.loads(path.read_text(encoding="utf-8"))
+            lists[model["id"]] = model
+    return lists
+
+
+def _with_picks(entry: ShapeReach, picks: Sequence[tuple[str | None, Range]]) -> ShapeReach:
+    """A shape's reach with the heuristic's kernels on token counts that no row serves."""
+    if not picks:
+        return entry
+    tokens: dict[str, list[Range]] = {kernel.name: list(kernel.tokens) for kernel in entry.kernels}
+    uncovered: list[Range] = []
+    for name, run in picks:
+        (uncovered if name is None else tokens.setdefault(name, [])).append(run)
+    kernels = [KernelReach(name, merge_ranges(ranges)) for name, ranges in tokens.items()]
+    kernels.sort(key=lambda kernel: kernel.tokens[0])
+    return ShapeReach(entry.shape, tuple(kernels), entry.other, merge_ranges(uncovered))
+
+
+def _in_types(
+    shapes: Sequence[ShapeReach], asked: Sequence[str]
+) -> tuple[list[ShapeReach], list[LeftOut]]:
+    """The shapes with the kernels that can be run in an output type asked for, and what is not to be had of them."""
+    kept = []
+    without: dict[tuple[str, str], list[ShapeReach]] = {}
+    for entry in shapes:
+        op = OPS[entry.shape.op]
+        for dtype in asked:
+            lost = tuple(k for k in entry.kernels if not op.fixed_dtype and dtype not in op.dtypes(k.name, asked))
+            if lost:
+                without.setdefault((op.name, dtype), []).append(replace(entry, kernels=lost))
+        kept.append(replace(entry, kernels=tuple(k for k in entry.kernels if op.dtypes(k.name, asked))))
+    reason = "AITER cannot run them with output type {}"
+    return kept, [_left_out(op, lost, reason.format(DTYPES[dtype])) for (op, dtype), lost in sorted(without.items())]
+
+
+def _left_out(op: str, shapes: Sequence[ShapeReach], reason: str) -> LeftOut:
+    kernels = {(kernel.name, e.shape.n, e.shape.k, e.shape.w_scale_block) for e in shapes for kernel in e.kernels}
+    return LeftOut(op, len(kernels), len(shapes), reason)
+
+
+def _probe(
+    arch: str, ops: Sequence[str], shapes: Sequence[ShapeReach]
+) -> tuple[dict[str, str | None], dict[Shape, list[tuple[str | None, Range]]]]:
+    """Ask a process that imports AITER: why an op cannot be used here, and what its heuristic picks.
+
+    :raises CheckError: the process ended without an answer.
+    """
+    request = {"arch": arch, "ops": list(ops), "shapes": [[asdict(e.shape), e.uncovered] for e in shapes]}
+    with tempfile.TemporaryDirectory(prefix="afp-probe-") as name:
+        folder = Path(name)
+        answer = folder / "answer.json"
+        environment = scrubbed_environment(
+            os.environ, rocm_root=folder / "no-rocm", arch=arch, cache_dir=folder / "cache"
+        )
+        run = subprocess.run(
+            [sys.executable, "-m", f"{__package__}.probe", str(answer)],
+            input=json.dumps(request),
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not answer.exists():
+            said = "\n".join((run.stdout + run.stderr).strip().splitlines()[-20:])
+            raise CheckError(f"AITER could not be asked for its heuristic (status {run.returncode}):\n{said}")
+        found = json.loads(answer.read_text(encoding="utf-8"))
+    if "problem" in found:
+        raise CheckError(found["problem"])
+    picks = [[(pick, (first, last)) for pick, first, last in runs] for runs in found["picks"]]
+    return found["reasons"], {entry.shape: runs for entry, runs in zip(shapes, picks, strict=True)}
