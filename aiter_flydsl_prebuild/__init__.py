@@ -6,13 +6,16 @@ else; neither it nor ``seed`` imports torch, numpy or FlyDSL.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+# typing alone costs more than this whole package may.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
+    from .monitor import Monitor
     from .seeding import SeedReport
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "seed", "status"]
+__all__ = ["__version__", "seed", "status", "watch"]
 
 
 def seed(*args: Any, **kwargs: Any) -> SeedReport:
@@ -27,3 +30,10 @@ def status(*args: Any, **kwargs: Any) -> dict[str, Any]:
     from .state import status as run
 
     return run(*args, **kwargs)
+
+
+def watch(log: str | None = None) -> Monitor:
+    """Count what FlyDSL finds and compiles in this process; see :mod:`aiter_flydsl_prebuild.monitor`."""
+    from .monitor import start
+
+    return start(log)

@@ -23,9 +23,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .discovery import bitcode_files
 from .errors import PrebuildError
 
 if TYPE_CHECKING:
@@ -77,30 +77,6 @@ def generation(version: str) -> str | None:
     return ARTIFACT_KEY if (0, 5, 0) <= release < (0, 6, 0) else None
 
 
-def default_cache_dir() -> str:
-    """Where FlyDSL keeps its cache when nothing says otherwise (``utils/env.py``, RuntimeEnvManager.cache_dir)."""
-    return os.path.join(os.path.expanduser("~"), ".flydsl", "cache")
-
-
-def rocm_root(environ: Mapping[str, str] = os.environ) -> str:
-    """The ROCm folder that FlyDSL's native code takes: the first variable that is set, even if empty (0.5.0)."""
-    for name in ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME"):
-        if name in environ:
-            return environ[name]
-    return "/opt/rocm"
-
-
-def bitcode_files(root: str) -> list[str]:
-    """Paths of the device bitcode below a ROCm folder, in FlyDSL's order."""
-    folder = os.path.join(root, "amdgcn", "bitcode")
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    # glob("*.bc") leaves hidden files in, as pathlib does.
-    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(".bc")]
-
-
 def bitcode_digest(root: str) -> str:
     """The sha256 of the device bitcode's names and contents: FlyDSL 0.5 ``backends/rocm.py``, _hash_device_bitcode."""
     digest = hashlib.sha256()
@@ -121,9 +97,15 @@ def toolchain_key(install: Install, bitcode: str) -> str:
     left in ``_native_digest.py``. Where that is not how FlyDSL computes it (edited files, an external LLVM, extra
     source folders), the keys differ and the kernels are not found, which is right.
 
+    A FlyDSL without a RECORD is asked itself; its answer is for the bitcode of this process.
+
     :raises PrebuildError: the installation lacks the files that this needs.
     """
     record = install.record
+    if not record:
+        from flydsl.compiler.jit_function import _flydsl_key
+
+        return str(_flydsl_key())
     contents: list[str] = []
     for package in _KEYED_PACKAGES:
         sources = [p for p in record if p.startswith(f"flydsl/{package}/") and p.endswith(".py")]

@@ -1,4 +1,4 @@
-"""Which FlyDSL is installed, read from its metadata alone: FlyDSL is never imported here.
+"""Which FlyDSL is installed, read from its metadata: FlyDSL is imported only where it has none.
 
 A FlyDSL is identified by the hashes that its wheel's RECORD holds, not by its version: a rebuilt FlyDSL that calls
 itself 0.5.0 is another compiler. ``known_flydsl.json`` lists the identities of the released wheels.
@@ -11,6 +11,11 @@ import json
 import os
 import sys
 from typing import NamedTuple
+
+from .discovery import locate_flydsl
+
+OWN_KEY = "key:"
+"""What the identity of a FlyDSL without a RECORD begins with."""
 
 
 class Install(NamedTuple):
@@ -58,23 +63,9 @@ def record_digest(files: dict[str, str]) -> str:
     return hashlib.sha256("\n".join(f"{path} {files[path]}" for path in sorted(files)).encode()).hexdigest()
 
 
-def locate(search: list[str] | None = None) -> tuple[str, str] | None:
-    """``(folder that holds the flydsl package, its dist-info folder or "")``, or None without FlyDSL.
-
-    The first match on ``sys.path`` wins, as for an import. importlib.metadata would do the same, at ten times the cost.
-    """
-    for entry in sys.path if search is None else search:
-        folder = entry or os.getcwd()
-        if not os.path.isfile(os.path.join(folder, "flydsl", "__init__.py")):
-            continue
-        infos = [n for n in os.listdir(folder) if n.startswith("flydsl-") and n.endswith(".dist-info")]
-        return folder, os.path.join(folder, infos[0]) if len(infos) == 1 else ""
-    return None
-
-
 def read_install(search: list[str] | None = None) -> Install | None:
     """The FlyDSL that ``import flydsl`` would find in this process, or None."""
-    found = locate(search)
+    found = locate_flydsl(search)
     if found is None:
         return None
     root, info = found
@@ -87,6 +78,21 @@ def read_install(search: list[str] | None = None) -> Install | None:
     # An editable install has a RECORD that lists none of the package's own files.
     identity = record_digest(record) if "flydsl/__init__.py" in record else None
     return Install(root, version, interpreter_abi(), identity, record)
+
+
+def imported_install(install: Install) -> Install:
+    """The same installation with what only an import tells: for a FlyDSL without a RECORD (a source tree, editable).
+
+    Its identity is then FlyDSL's own key over its sources and native libraries (``compiler/jit_function.py``,
+    _flydsl_key_cached, every release), without the ROCm at hand. Imports FlyDSL and torch: seconds.
+
+    :raises ImportError: that FlyDSL cannot be imported.
+    """
+    import flydsl
+    from flydsl.compiler.jit_function import _flydsl_key_cached
+
+    own = hashlib.sha256(str(_flydsl_key_cached(False, "")).encode()).hexdigest()
+    return install._replace(version=install.version or str(flydsl.__version__), identity=f"{OWN_KEY}{own}")
 
 
 def known_identities() -> dict[str, dict[str, list[str]]]:

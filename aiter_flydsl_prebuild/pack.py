@@ -29,9 +29,6 @@ from .flydsl_cache import Entry
 
 MAGIC = b"FKPACK01"
 FORMAT = 1
-SUFFIX = ".fkpack"
-FOLDER = "flydsl_kernels"
-"""The folder inside a package that holds its packs."""
 
 _HEADER = struct.Struct("<8s32s4Q")
 # A pack of all of AITER's kernels stays below a hundredth of these.

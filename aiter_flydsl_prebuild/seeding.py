@@ -1,10 +1,11 @@
 """Seeding: putting the kernels of the installed packs where FlyDSL of this process will look for them.
 
-    packs on sys.path ──▶ do they fit this arch, FlyDSL and ROCm? ──▶ files in FlyDSL's cache folder ──▶ a stamp
+    packs on sys.path ──▶ what fits (fitting.py) ──▶ files in FlyDSL's cache folder (places.py) ──▶ a stamp
 
 A stamp in the cache folder remembers what was done for a pack under the FlyDSL and ROCm at hand, so that a second start
 costs a few stats and one listing. Files appear under their final names whole or not at all: each is written beside its
-place and renamed. Two processes that seed at once write the same bytes; neither waits for the other.
+place and renamed. Two processes that seed at once write the same bytes; neither waits for the other, and FlyDSL's lock
+files are left alone.
 """
 
 from __future__ import annotations
@@ -12,44 +13,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from . import flydsl_cache as cache
+from .discovery import CACHE_VARIABLE, STAMPS, find_packs, fingerprint, marker_path, marker_text, rocm_root
 from .errors import CheckError, InputError, PrebuildError
-from .flydsl_install import Install, locate, read_install
-from .pack import FOLDER, SUFFIX, Pack, read_header
+from .fitting import fit
+from .flydsl_install import Install, read_install
+from .pack import Pack, read_header
+from .places import (
+    Place,
+    bundled_folder,
+    cautions,
+    defeated,
+    make_private,
+    not_private,
+    places,
+)
 from .target import target_arches
 
 MODE_VARIABLE = "AITER_FLYDSL_PREBUILD"
-PACKS_VARIABLE = "AITER_FLYDSL_PREBUILD_PACKS"
-"""Further packs: files, or folders that hold some, joined as in PATH."""
-
-KERNEL_PACKAGES = ("aiter_flydsl_kernels", "aiter", "aiter_flydsl_prebuild")
-"""Packages whose ``flydsl_kernels`` folder is looked at without being asked."""
-
-_STAMPS = ".aiter-flydsl-prebuild"
-_STAMP_FORMAT = "1"
+_STAMP_FORMAT = "2"
 _TEMPORARY = ".afp-"
 _STALE_SECONDS = 3600.0
-
-
-class Placement(NamedTuple):
-    """Where one cache entry goes: its path below the cache root, its payload and the rest of its state."""
-
-    path: str
-    payload: int
-    fields: dict[str, Any]
-
-
-class Fit(NamedTuple):
-    """What of a pack fits this machine: ``placements`` to write, ``kernels`` they make, and why the rest stays out."""
-
-    placements: list[Placement]
-    kernels: int
-    reasons: list[str]
 
 
 class PackReport(NamedTuple):
@@ -64,12 +52,16 @@ class PackReport(NamedTuple):
 
 
 class SeedReport(NamedTuple):
-    """What :func:`seed` did. ``problems`` were logged; ``cache_dir`` is None where nothing was to do."""
+    """What :func:`seed` did. ``problems`` were logged; ``cache_dir`` is None where nothing was to do.
+
+    ``bundled`` files were copied from the cache folder that AITER's own package ships.
+    """
 
     mode: str
     arches: list[str]
     cache_dir: str | None
     packs: list[PackReport]
+    bundled: int
     problems: list[str]
     seconds: float
 
@@ -81,88 +73,7 @@ class SeedReport(NamedTuple):
     @property
     def written(self) -> int:
         """Files written by this call."""
-        return sum(pack.written for pack in self.packs)
-
-
-def find_packs(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Paths of the packs of ``packages``, of :data:`KERNEL_PACKAGES` and of PACKS_VARIABLE, each once."""
-    names = (*packages, *(p for p in KERNEL_PACKAGES if p not in packages))
-    folders: list[str] = []
-    for name in names:
-        module = sys.modules.get(name)
-        # An imported package knows where it is, also when it was installed in editable form.
-        homes = list(getattr(module, "__path__", ())) if module else []
-        homes += [os.path.join(entry or os.getcwd(), *name.split(".")) for entry in sys.path]
-        folders += [os.path.join(home, FOLDER) for home in homes]
-    found: dict[str, None] = {}
-    for place in [*folders, *filter(None, environ.get(PACKS_VARIABLE, "").split(os.pathsep))]:
-        if place.endswith(SUFFIX):
-            found[os.path.realpath(place)] = None
-            continue
-        try:
-            names_here = sorted(os.listdir(place))
-        except OSError:
-            continue
-        found.update((os.path.realpath(os.path.join(place, n)), None) for n in names_here if n.endswith(SUFFIX))
-    return list(found)
-
-
-def cache_folder(environ: Mapping[str, str] = os.environ) -> str:
-    """The cache root that FlyDSL reads in this process (it takes FLYDSL_RUNTIME_CACHE_DIR as it stands)."""
-    return environ.get("FLYDSL_RUNTIME_CACHE_DIR", cache.default_cache_dir())
-
-
-def settings_that_defeat(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Why no prebuilt kernel can be used under these FlyDSL settings, or None."""
-    # utils/env.py, OptBool: what counts as true.
-    if environ.get("FLYDSL_RUNTIME_ENABLE_CACHE", "1").strip().lower() not in ("1", "true", "yes", "on"):
-        return "FLYDSL_RUNTIME_ENABLE_CACHE turns FlyDSL's cache off; unset it"
-    if environ.get("FLYDSL_RUNTIME_CACHE_DIR") == "":
-        return "FLYDSL_RUNTIME_CACHE_DIR is empty, which turns FlyDSL's cache off; unset it or name a folder"
-    if changed := [name for name in cache.KEYED_VARIABLES if environ.get(name)]:
-        return f"{', '.join(changed)} is set and enters FlyDSL's keys; kernels are built with it unset"
-    return None
-
-
-def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str) -> Fit:
-    """Which kernels of a pack may be used here, and under which names.
-
-    :param bitcode: :func:`flydsl_cache.bitcode_digest` of the ROCm folder that FlyDSL takes in this process.
-    """
-    if pack.arch not in arches:
-        return Fit([], 0, [f"kernels are for {pack.arch}, this machine needs {', '.join(arches)}"])
-    if install is None:
-        return Fit([], 0, ["FlyDSL is not installed"])
-    if install.version != pack.version:
-        version = install.version or "of an unknown version"
-        return Fit([], 0, [f"kernels are for flydsl {pack.version}, installed is {version}"])
-    if install.identity is None:
-        return Fit([], 0, [f"flydsl {install.version} was not installed from a wheel, so its compiler is unknown"])
-    if install.identity not in pack.identities.get(install.abi, ()):
-        if install.abi not in pack.identities:
-            have = ", ".join(sorted(pack.identities))
-            return Fit([], 0, [f"kernels are for FlyDSL on {have}, this Python is {install.abi}"])
-        return Fit([], 0, [f"flydsl {install.version} is another build than the one the kernels were made for"])
-
-    toolchain = cache.toolchain_key(install, bitcode) if pack.generation == cache.ARTIFACT_KEY else ""
-    placements: dict[str, Placement] = {}
-    fitting = 0
-    other_bitcode = 0
-    for kernel in pack.kernels:
-        if kernel.bitcode not in (None, bitcode):
-            other_bitcode += 1
-            continue
-        fitting += 1
-        for entry in kernel.entries:
-            if entry.artifact_key is not None:
-                path = cache.artifact_path(entry.launcher, cache.disk_key(toolchain, entry.artifact_key))
-            else:
-                path = entry.paths[install.abi]
-            placements[path] = Placement(path, entry.payload, entry.fields)
-    reasons = []
-    if other_bitcode:
-        reasons.append(f"{other_bitcode} kernels link the device bitcode of another ROCm")
-    return Fit(list(placements.values()), fitting, reasons)
+        return sum(pack.written for pack in self.packs) + self.bundled
 
 
 def seed(
@@ -171,48 +82,77 @@ def seed(
     mode: str | None = None,
     packs: Iterable[str] | None = None,
     cache_dir: str | None = None,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
 ) -> SeedReport:
     """Put the kernels of the installed packs into the folder that FlyDSL will read; a second call is nearly free.
 
     Does nothing on a machine without a ROCm GPU, unless AITER_FLYDSL_PREBUILD_ARCH or FlyDSL's own settings name an
-    arch. What does not fit is left out and logged in one line a pack.
+    arch. What does not fit is left out and logged, one line a pack. Where FlyDSL's own folder cannot be written to,
+    another is seeded and FLYDSL_RUNTIME_CACHE_DIR set for this process; a value that the user set is never changed.
 
-    :param packages: packages beside the known ones that carry packs (``aiter`` calls ``seed(["aiter"])``).
+    :param packages: packages beside the known ones that carry packs.
     :param mode: ``off``, ``on`` or ``strict``; by default what AITER_FLYDSL_PREBUILD says, else ``on``.
     :param packs: exactly these packs, in place of looking for them.
     :param cache_dir: the cache root, in place of the one that FlyDSL reads in this process.
-    :raises CheckError: in strict mode alone, when a kernel could not be put in place.
+    :param environ: what stands for the environment, in tests; then no variable is set.
+    :raises CheckError: in strict mode alone, when a kernel could not be put in place. There, FlyDSL is also forbidden
+        to compile in this process (FLYDSL_RUNTIME_RUN_ONLY).
     """
     started = time.perf_counter()
+    variables = os.environ if environ is None else environ
     strict = False
     arches: list[str] = []
-    folder: str | None = None
-    reports: list[PackReport] = []
-    problems: list[str] = []
+    outcome = _Outcome()
     try:
-        mode = _mode(mode, environ)
+        mode = _mode(mode, variables)
         strict = mode == "strict"
-        if mode != "off" and (arches := target_arches(environ)):
-            paths = find_packs(packages, environ) if packs is None else [os.path.realpath(p) for p in packs]
-            if paths:
-                folder = cache_folder(environ) if cache_dir is None else cache_dir
-                reports, problems = _seed_packs(paths, arches, folder, environ)
-            elif strict:
-                problems.append("no pack of kernels is installed")
+        if mode != "off" and (arches := target_arches(variables)):
+            paths = find_packs(packages, variables) if packs is None else [os.path.realpath(p) for p in packs]
+            # What AITER bundles is seeded where AITER's own kernels are looked for, not into a folder named by hand.
+            bundled = bundled_folder() if cache_dir is None and packs is None else None
+            if paths or bundled:
+                tries = [Place(cache_dir, False)] if cache_dir is not None else places(variables, bundled)
+                outcome = _seed_somewhere(tries, paths, bundled, arches, variables)
+            if strict and not paths:
+                outcome.problems.append("no pack of kernels is installed")
     except InputError as error:
-        problems.append(str(error))
+        outcome.problems.append(str(error))
         mode = "on"
     except Exception as error:  # The host program's start is worth more than any kernel.
-        problems.append(f"kernels were not seeded: {type(error).__name__}: {error}")
-    if strict and problems:
-        raise CheckError("aiter-flydsl-prebuild (strict): " + "; ".join(problems))
+        outcome.problems.append(f"kernels were not seeded: {type(error).__name__}: {error}")
+    if strict and outcome.problems:
+        raise CheckError("aiter-flydsl-prebuild (strict): " + "; ".join(outcome.problems))
+    if environ is None and outcome.place is not None:
+        if outcome.place.announce:
+            os.environ[CACHE_VARIABLE] = outcome.place.folder
+        if strict:
+            os.environ["FLYDSL_RUNTIME_RUN_ONLY"] = "1"
+    _log(outcome.problems)
+    folder = outcome.place.folder if outcome.place is not None else None
+    seconds = time.perf_counter() - started
+    return SeedReport(mode or "on", arches, folder, outcome.packs, outcome.bundled, outcome.problems, seconds)
+
+
+class _Outcome:
+    """What happened in the folder that was taken; ``place`` is None until one was."""
+
+    def __init__(self) -> None:
+        self.place: Place | None = None
+        self.packs: list[PackReport] = []
+        self.bundled = 0
+        self.problems: list[str] = []
+
+    @property
+    def kernels(self) -> int:
+        return sum(pack.kernels for pack in self.packs)
+
+
+def _log(problems: list[str]) -> None:
     if problems:
         import logging
 
         for problem in problems:
             logging.getLogger("aiter_flydsl_prebuild").warning("aiter-flydsl-prebuild: %s", problem)
-    return SeedReport(mode or "on", arches, folder, reports, problems, time.perf_counter() - started)
 
 
 def _mode(mode: str | None, environ: Mapping[str, str]) -> str:
@@ -223,69 +163,194 @@ def _mode(mode: str | None, environ: Mapping[str, str]) -> str:
     return value
 
 
-def _seed_packs(
-    paths: list[str], arches: list[str], folder: str, environ: Mapping[str, str]
-) -> tuple[list[PackReport], list[str]]:
-    if defeated := settings_that_defeat(environ):
-        return [], [f"prebuilt kernels are not used: {defeated}"]
-    root = cache.rocm_root(environ)
-    token = _machine_token(arches, root)
+def _seed_somewhere(
+    tries: list[Place], paths: list[str], bundled: str | None, arches: list[str], environ: Mapping[str, str]
+) -> _Outcome:
+    """Seed the first of the folders that takes it; one that is read-only or full is passed over, with one line."""
+    outcome = _Outcome()
+    if why := defeated(environ):
+        outcome.problems.append(f"prebuilt kernels are not used: {why}")
+        return outcome
+    outcome.problems += cautions(environ)
+    machine = _Machine(arches, environ)
+    refusals: list[str] = []
+    for place in tries:
+        try:
+            reports, problems = _seed_packs(paths, place.folder, machine)
+            outcome.bundled = _copy_bundled(bundled, place.folder) if bundled else 0
+        except OSError as error:
+            refusals.append(f"cannot write to {place.folder} ({error.strerror or error})")
+            continue
+        outcome.place, outcome.packs = place, reports
+        outcome.problems += problems + not_private(place.folder)
+        if outcome.kernels and not outcome.problems:
+            # A process that starts with nothing to say may skip all this (startup.py).
+            _publish(marker_path(place.folder), marker_text(paths, arches, environ).encode())
+        break
+    if refusals:
+        used = f"using {outcome.place.folder}" if outcome.place else "kernels will be compiled"
+        outcome.problems.append(f"{'; '.join(refusals)}: {used}")
+    return outcome
+
+
+class _Machine:
+    """What decides the fit of a pack, read when first needed: a start that finds its stamps needs little of it."""
+
+    def __init__(self, arches: list[str], environ: Mapping[str, str]) -> None:
+        self.arches = arches
+        self._root = rocm_root(environ)
+        self._read: tuple[Install | None, str] | None = None
+        self._token = f"{_STAMP_FORMAT}\n{fingerprint(arches, environ)}"
+
+    def read(self) -> tuple[Install | None, str]:
+        """The FlyDSL at hand and the digest of the device bitcode."""
+        if self._read is None:
+            self._read = read_install(), cache.bitcode_digest(self._root)
+        return self._read
+
+    def stamp(self, folder: str, pack_id: str) -> str:
+        """The path of the stamp for a pack on this machine."""
+        name = hashlib.sha256(f"{pack_id}\n{self._token}".encode()).hexdigest()[:32]
+        return os.path.join(folder, STAMPS, f"{name}.json")
+
+
+def _seed_packs(paths: list[str], folder: str, machine: _Machine) -> tuple[list[PackReport], list[str]]:
     reports: list[PackReport] = []
-    problems: list[str] = []
-    install: Install | None = None
-    bitcode: str | None = None
+    broken: list[str] = []
+    stamps: dict[str, bytes] = {}
     for path in paths:
         try:
-            stamp = os.path.join(folder, _STAMPS, _stamp_name(read_header(path).pack_id, token))
+            stamp = machine.stamp(folder, read_header(path).pack_id)
             report = _read_stamp(stamp, path, folder)
             if report is None:
-                if bitcode is None:
-                    install, bitcode = read_install(), cache.bitcode_digest(root)
-                report = _seed_pack(path, arches, install, bitcode, folder, stamp)
+                report, stamps[stamp] = _seed_pack(path, machine, folder)
+            reports.append(report)
         except PrebuildError as error:
-            problems.append(str(error))
-            continue
-        except OSError as error:
-            problems.append(f"{os.path.basename(path)}: cannot write to {folder}: {error.strerror or error}")
-            continue
-        reports.append(report)
-        # Packs for another arch or FlyDSL are expected beside the right one: only a pack that nothing replaces is news.
-        problems += [f"{os.path.basename(path)}: {reason}" for reason in report.reasons]
-    if any(report.kernels for report in reports):
-        idle = {os.path.basename(r.path) for r in reports if not r.kernels and r.reasons}
-        problems = [p for p in problems if p.split(": ", 1)[0] not in idle]
-    return reports, problems
+            broken.append(str(error))
+    # Stamps come after the files they speak of. Where nothing fits, nothing is left behind.
+    if stamps and any(report.kernels for report in reports):
+        make_private(os.path.join(folder, STAMPS))
+        for stamp, record in stamps.items():
+            _publish(stamp, record)
+    # Packs for another arch or FlyDSL are expected beside the right one: news is what leaves a kernel out, or all.
+    served = any(report.kernels for report in reports)
+    lines = [f"{os.path.basename(r.path)}: {why}" for r in reports if r.kernels or not served for why in r.reasons]
+    return reports, broken + lines
 
 
-def _seed_pack(
-    path: str, arches: list[str], install: Install | None, bitcode: str, folder: str, stamp: str
-) -> PackReport:
+def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[PackReport, bytes]:
+    """Write what fits of a pack; returns the report, and the stamp's content."""
     pack = Pack(path)
-    fitting = fit(pack, arches, install, bitcode)
+    install, bitcode = machine.read()
+    fitting = fit(pack, machine.arches, install, bitcode)
     written = 0
     if fitting.placements:
         texts = list(pack.payloads())
+        make_private(folder)
         made: set[str] = set()
         for placement in fitting.placements:
             target = os.path.join(folder, placement.path)
-            parent = os.path.dirname(target)
-            if parent not in made:
-                os.makedirs(parent, mode=0o700, exist_ok=True)
-                _sweep(parent)
-                made.add(parent)
-            data = cache.encode_entry(cache.Entry(texts[placement.payload], placement.fields))
+            _make_parent(target, made)
+            entry = placement.entry
+            data = cache.encode_entry(cache.Entry(texts[entry.payload], entry.fields))
             written += _publish(target, data)
     record = {
+        "pack": path,
+        "pack_id": pack.header.pack_id,
         "arch": pack.arch,
         "version": pack.version,
         "kernels": fitting.kernels,
         "reasons": fitting.reasons,
         "files": [p.path for p in fitting.placements],
     }
-    if fitting.placements:
-        os.makedirs(os.path.dirname(stamp), mode=0o700, exist_ok=True)
-        _publish(stamp, json.dumps(record).encode())
-    return PackReport(path, pack.arch, pack.version, fitting.kernels, written, fitting.reasons)
+    report = PackReport(path, pack.arch, pack.version, fitting.kernels, written, fitting.reasons)
+    return report, json.dumps(record).encode()
+
+
+def _copy_bundled(bundled: str, folder: str) -> int:
+    """Copy the entries of a folder laid out as FlyDSL's cache that are not here yet; returns how many."""
+    if os.path.realpath(folder) == bundled:
+        return 0
+    copied = 0
+    make_private(folder)
+    made: set[str] = set()
+    for launcher in sorted(os.listdir(bundled)):
+        source = os.path.join(bundled, launcher)
+        if launcher.startswith(".") or not os.path.isdir(source):
+            continue
+        there = os.path.join(folder, launcher)
+        present = set(os.listdir(there)) if os.path.isdir(there) else set()
+        for name in sorted(os.listdir(source)):
+            if not name.endswith(".pkl") or name in present:
+                continue
+            try:
+                with open(os.path.join(source, name), "rb") as file:
+                    data = file.read()
+            except OSError:
+                continue  # FlyDSL writes entries for their owner alone
+            _make_parent(os.path.join(there, name), made)
+            copied += _publish(os.path.join(there, name), data)
+    return copied
+
+
+def prune(folder: str, packs: Iterable[str]) -> list[str]:
+    """Remove what was seeded into a folder from packs that are not among ``packs`` any more.
+
+    Files that a pack that stays has too are kept, and so is all that FlyDSL compiled itself. Returns the removed paths,
+    relative to the folder.
+
+    :raises InputError: the folder cannot be changed.
+    """
+    stay = set()
+    for path in packs:
+        try:
+            stay.add(read_header(path).pack_id)
+        except PrebuildError:
+            continue
+    stamps = os.path.join(folder, STAMPS)
+    keep: set[str] = set()
+    gone: dict[str, list[str]] = {}
+    try:
+        for name in sorted(os.listdir(stamps)) if os.path.isdir(stamps) else ():
+            try:
+                with open(os.path.join(stamps, name), encoding="utf-8") as file:
+                    record = json.load(file)
+                files = [path for path in record["files"] if _is_entry(path)]
+                pack_id = record["pack_id"]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if pack_id in stay:
+                keep.update(files)
+            else:
+                gone[name] = files
+        removed = sorted({path for files in gone.values() for path in files} - keep)
+        removed = [path for path in removed if _remove(os.path.join(folder, path))]
+        for name in gone:
+            _remove(os.path.join(stamps, name))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be pruned: {error.strerror or error}") from error
+    return removed
+
+
+def _is_entry(path: object) -> bool:
+    """Whether a name out of a stamp is one that seeding gives: a launcher's folder and a file in it."""
+    return isinstance(path, str) and path.count("/") == 1 and path.endswith(".pkl") and not path.startswith(".")
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _make_parent(target: str, made: set[str]) -> None:
+    parent = os.path.dirname(target)
+    if parent not in made:
+        make_private(parent)
+        _sweep(parent)
+        made.add(parent)
 
 
 def _publish(target: str, data: bytes) -> bool:
@@ -297,16 +362,24 @@ def _publish(target: str, data: bytes) -> bool:
     except FileNotFoundError:
         pass
     parent, name = os.path.split(target)
-    temporary = os.path.join(parent, f"{_TEMPORARY}{os.getpid()}-{time.monotonic_ns()}-{name[:40]}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return True
+    for attempt in (1, 2):
+        temporary = os.path.join(parent, f"{_TEMPORARY}{os.getpid()}-{time.monotonic_ns()}-{name[:40]}.tmp")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(data)
+                os.replace(temporary, target)
+            except BaseException:
+                _remove(temporary)
+                raise
+            return True
+        except FileNotFoundError:
+            # Somebody deleted the folder meanwhile; once is an accident.
+            if attempt == 2:
+                raise
+            make_private(parent)
+    raise AssertionError("unreachable")
 
 
 def _sweep(folder: str) -> None:
@@ -319,25 +392,6 @@ def _sweep(folder: str) -> None:
                     os.unlink(path)
             except OSError:
                 continue
-
-
-def _machine_token(arches: list[str], root: str) -> str:
-    """Changes whenever the fit of a pack could change: FlyDSL's RECORD, the device bitcode, the arches, the Python."""
-    parts = [_STAMP_FORMAT, sys.implementation.cache_tag or sys.version, *arches]
-    found = locate()
-    watched = [os.path.join(found[1], "RECORD")] if found and found[1] else []
-    watched += cache.bitcode_files(root)
-    for path in watched:
-        try:
-            state = os.stat(path)
-        except OSError:
-            continue
-        parts.append(f"{path} {state.st_mtime_ns} {state.st_size}")
-    return "\n".join(parts)
-
-
-def _stamp_name(pack_id: str, token: str) -> str:
-    return hashlib.sha256(f"{pack_id}\n{token}".encode()).hexdigest()[:32] + ".json"
 
 
 def _read_stamp(stamp: str, path: str, folder: str) -> PackReport | None:

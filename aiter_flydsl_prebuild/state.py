@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import flydsl_cache as cache
+from .discovery import find_packs, folder_in_use, rocm_root
 from .errors import PrebuildError
+from .fitting import fit
 from .flydsl_install import known_identities, read_install
 from .pack import Pack
-from .seeding import MODE_VARIABLE, cache_folder, find_packs, fit, settings_that_defeat
+from .places import bundled_folder, cautions, defeated
+from .seeding import MODE_VARIABLE
 from .target import target_arches
 
 
@@ -22,14 +25,16 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
     """
     arches = target_arches(environ)
     install = read_install()
-    folder = cache_folder(environ)
-    bitcode = cache.bitcode_digest(cache.rocm_root(environ))
+    folder = folder_in_use(environ)
+    bitcode = cache.bitcode_digest(rocm_root(environ))
     found: dict[str, Any] = {
         "mode": environ.get(MODE_VARIABLE, "on"),
         "arches": arches,
         "flydsl": None,
         "cache_dir": folder,
-        "defeated_by": settings_that_defeat(environ),
+        "defeated_by": defeated(environ),
+        "cautions": cautions(environ),
+        "bundled": bundled_folder(),
         "packs": [],
     }
     if install is not None:

@@ -10,8 +10,9 @@ from typing import ClassVar
 from setuptools import Command
 from setuptools.errors import SetupError
 
+from aiter_flydsl_prebuild.discovery import FOLDER
 from aiter_flydsl_prebuild.errors import PrebuildError
-from aiter_flydsl_prebuild.pack import FOLDER, Pack
+from aiter_flydsl_prebuild.pack import Pack
 
 from .config import HookConfig, read_config
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aiter_flydsl_prebuild import flydsl_cache as cache
+from aiter_flydsl_prebuild.discovery import default_cache_dir, rocm_root
 from aiter_flydsl_prebuild.errors import PrebuildError
 from aiter_flydsl_prebuild.flydsl_install import read_install
 from conftest import flydsl_environment, run_python
@@ -87,14 +88,14 @@ def test_rocm_root_is_the_one_flydsl_takes(values: dict[str, str]) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ROCM_")}
     run = run_python(["-c", script], {**clean, **values})
     assert run.returncode == 0, run.stderr
-    assert cache.rocm_root(values) == run.stdout.strip()
+    assert rocm_root(values) == run.stdout.strip()
 
 
 def test_default_cache_folder_is_flydsls(toolchain: Any, tmp_path: Path) -> None:
     environment = flydsl_environment(toolchain, tmp_path)
     del environment["FLYDSL_RUNTIME_CACHE_DIR"]
     run = run_python(["-c", "from flydsl.utils import env; print(env.runtime.cache_dir)"], environment)
-    assert run.stdout.strip() == cache.default_cache_dir()
+    assert run.stdout.strip() == default_cache_dir()
 
 
 def test_keyed_variables_cover_flydsls(toolchain: Any, tmp_path: Path) -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from aiter_flydsl_prebuild.discovery import locate_flydsl
 from aiter_flydsl_prebuild.flydsl_install import (
     interpreter_abi,
     known_identities,
-    locate,
     parse_record,
     read_install,
     record_digest,
@@ -61,7 +61,7 @@ def test_the_first_folder_on_the_path_wins(tmp_path: Path) -> None:
     for name, version in (("a", "0.4.2"), ("b", "0.5.0")):
         (tmp_path / name).mkdir()
         make_install(tmp_path / name, "", version)
-    found = locate([str(tmp_path / "a"), str(tmp_path / "b")])
+    found = locate_flydsl([str(tmp_path / "a"), str(tmp_path / "b")])
     assert found is not None
     assert found[1].endswith("flydsl-0.4.2.dist-info")
 

@@ -13,10 +13,11 @@ import pytest
 from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild import seed, status
 from aiter_flydsl_prebuild.builder.compiling import FlyDSL
+from aiter_flydsl_prebuild.discovery import find_packs
 from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.flydsl_install import read_install
 from aiter_flydsl_prebuild.pack import Pack
-from aiter_flydsl_prebuild.seeding import SeedReport, find_packs
+from aiter_flydsl_prebuild.seeding import SeedReport
 from packs import flydsl_here, make_compiled, make_pack
 
 INSTALL = read_install()
@@ -170,7 +171,7 @@ def test_a_flydsl_without_a_record_is_not_trusted(
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     report = machine.seed(pack)
     assert report.problems == [
-        f"a.fkpack: flydsl {INSTALL.version} was not installed from a wheel, so its compiler is unknown"
+        f"a.fkpack: flydsl {INSTALL.version} was not installed from a wheel, and only one built with exactly it fits"
     ]
 
 

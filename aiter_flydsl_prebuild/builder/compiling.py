@@ -6,9 +6,11 @@ is computed by hand. A job is first compiled without device bitcode; only one th
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from typing import Any
 
 from .. import flydsl_cache as cache
 from ..errors import CheckError, PrebuildError
-from ..flydsl_install import Install, known_identities, read_install
+from ..flydsl_install import Install, imported_install, known_identities, read_install
 from ..sources import load_source
 from ..sources.base import Job
 from .codeobject import CodeFacts, code_facts
@@ -74,19 +76,17 @@ class FlyDSL:
 def building_flydsl() -> FlyDSL:
     """The installed FlyDSL, if kernels can be built with it.
 
-    :raises CheckError: none, one whose cache is not known here, or one that was not installed from a wheel.
+    :raises CheckError: none, or one whose cache is not known here.
     """
     install = read_install()
     if install is None:
         raise CheckError("FlyDSL is not installed: pip install flydsl")
+    if install.identity is None:
+        install = imported_install(install)
     generation = cache.generation(install.version)
     if generation is None:
         raise CheckError(
             f"flydsl {install.version or 'without a version'} is not known here: kernels can be built with 0.3.1 to 0.5"
-        )
-    if install.identity is None:
-        raise CheckError(
-            "this FlyDSL was not installed from a wheel, so a server could not tell that it has the same one"
         )
     return FlyDSL(install.version, install.abi, generation, _identities(install, generation))
 
@@ -132,6 +132,7 @@ def _compile(job: Job, rocm_root: str, *, with_bitcode: bool) -> Compiled:
     source = load_source(job.source, job.options)
     with tempfile.TemporaryDirectory(prefix="afp-job-") as folder, environment(FLYDSL_RUNTIME_CACHE_DIR=folder):
         os.environ["ROCM_PATH"] = os.environ["ROCM_HOME"] = rocm_root
+        launchers_follow_the_folder()
         with recorded_artifact_keys() as artifact_keys:
             try:
                 source.compile(job)
@@ -153,6 +154,30 @@ def _collect(folder: Path, artifact_keys: Mapping[str, str], arch: str) -> Itera
         if len(file.stem) == len(hashlib.sha256().hexdigest()) and key is None:
             raise PrebuildError(f"FlyDSL wrote {path} under a key that it did not compute from an artifact key")
         yield CompiledEntry(path, key, entry, tuple(code_facts(entry.ir_text, arch)))
+
+
+@functools.cache
+def launchers_follow_the_folder() -> None:
+    """Let FlyDSL's launchers work in the cache folder of each job, those too that outlive a job.
+
+    Every launcher keeps what it compiled, and up to 0.4.2 also the folder of its first call (compiler/jit_function.py,
+    JitFunction._ensure_cache_manager). One that a module holds would put a job's kernel into an earlier job's folder.
+    """
+    import flydsl.compiler.jit_function as jit
+
+    keep = jit.JitFunction._ensure_cache_manager
+    folders: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def follow(launcher: Any, *arguments: Any, **named: Any) -> Any:
+        folder = os.environ["FLYDSL_RUNTIME_CACHE_DIR"]
+        if folders.get(launcher) != folder:
+            folders[launcher] = folder
+            launcher.cache_manager = launcher.manager_key = None
+            launcher._mem_cache.clear()
+            getattr(launcher, "_call_state_cache", {}).clear()
+        return keep(launcher, *arguments, **named)
+
+    jit.JitFunction._ensure_cache_manager = follow
 
 
 @contextmanager

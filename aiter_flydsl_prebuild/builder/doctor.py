@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from .. import flydsl_cache
+from ..discovery import folder_in_use
 from ..errors import CheckError
 from ..flydsl_install import interpreter_abi, known_identities, read_install
 from ..pack import zstd
-from ..seeding import cache_folder, settings_that_defeat
+from ..places import defeated
 from ..target import driver_arches
 from .machine import available_memory, default_workers
 from .toolchain import HOW_TO_GET_A_LINKER, ROOT_VARIABLES, find_toolchain, survey
@@ -213,7 +214,7 @@ def _gpu(root: Path) -> Finding:
 
 def _cache(environment: Mapping[str, str]) -> Finding:
     name = "FlyDSL cache"
-    folder = cache_folder(environment)
+    folder = folder_in_use(environment)
     said = "set" if "FLYDSL_RUNTIME_CACHE_DIR" in environment else "by default"
     detail = f"{folder or '(empty)'} ({said})"
     if not folder:
@@ -232,6 +233,6 @@ def _cache(environment: Mapping[str, str]) -> Finding:
 def _settings(environment: Mapping[str, str]) -> Finding:
     names = sorted(n for n in environment if n in _SETTINGS or n.startswith(("FLYDSL_", "AITER_FLYDSL_PREBUILD_")))
     detail = ", ".join(f"{name}={environment[name]}" for name in names) or "nothing set that matters"
-    defeat = settings_that_defeat(environment)
+    defeat = defeated(environment)
     # Build workers get none of them (see scrubbed_environment); what counts is the process that runs the kernels.
     return Finding("settings", "warning" if defeat else "ok", detail, defeat or "")

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..discovery import SUFFIX
 from ..errors import CheckError
-from ..pack import FORMAT, MAGIC, SUFFIX, zstd
+from ..pack import FORMAT, MAGIC, zstd
 from ..sources.base import Job
 from .compiling import Compiled, CompiledEntry, FlyDSL
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..discovery import FOLDER, PACKS_VARIABLE, SUFFIX, find_packs
 from ..errors import CheckError, InputError
-from ..pack import FOLDER, SUFFIX, Pack
-from ..seeding import PACKS_VARIABLE, find_packs
+from ..pack import Pack
 from ..target import ARCH_VARIABLE
 from .toolchain import find_toolchain, scrubbed_environment
 

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import flydsl_cache as cache
+from ..discovery import find_packs, rocm_root
 from ..errors import PrebuildError
+from ..fitting import fit
 from ..flydsl_install import read_install
 from ..pack import Pack, PackedEntry, PackedKernel
-from ..seeding import find_packs, fit, seed
+from ..seeding import seed
 from ..sources import load_source
 from ..sources.base import Options, Source, merge_ranges
 from .reach import Range, Shape, plan_reach
@@ -185,25 +187,14 @@ def _miss(name: str, shape: Shape, error: Exception) -> dict[str, Any]:
 def _check_payloads(packs: list[Pack], root: Path) -> tuple[int, list[str]]:
     """Load every seeded entry as FlyDSL does, parse its module with FlyDSL, and compare with the manifest."""
     install = read_install()
-    bitcode = cache.bitcode_digest(cache.rocm_root())
+    bitcode = cache.bitcode_digest(rocm_root())
     checked = 0
     faults: list[str] = []
     for pack in packs:
-        if install is None or not fit(pack, [pack.arch], install, bitcode).placements:
-            continue
-        toolchain = cache.toolchain_key(install, bitcode) if pack.generation == cache.ARTIFACT_KEY else ""
-        for kernel in pack.kernels:
-            if kernel.bitcode not in (None, bitcode):
-                continue
-            for entry in kernel.entries:
-                checked += 1
-                if entry.artifact_key is None:
-                    path = root / entry.paths[install.abi]
-                else:
-                    key = cache.disk_key(toolchain, entry.artifact_key)
-                    path = root / cache.artifact_path(entry.launcher, key)
-                if fault := _fault(path, kernel, entry, pack.arch):
-                    faults.append(f"{kernel.name} (N={kernel.facts['n']}, K={kernel.facts['k']}): {fault}")
+        for path, kernel, entry in fit(pack, [pack.arch], install, bitcode).placements:
+            checked += 1
+            if fault := _fault(root / path, kernel, entry, pack.arch):
+                faults.append(f"{kernel.name} (N={kernel.facts['n']}, K={kernel.facts['k']}): {fault}")
     return checked, faults
 
 

@@ -96,7 +96,8 @@ def proof(found: Proof) -> None:
     kind = "cold run" if found.cold else "proof"
     console.print(
         f"{kind} {'holds' if found.ok else 'FAILED'}: {found.dispatches} dispatches, {found.calls} calls, "
-        f"{found.kernels} kernels, {found.compiled} compiled, {len(found.misses)} missed, {found.payloads} payloads read, {found.seconds:.1f} s"
+        f"{found.kernels} kernels, {found.compiled} compiled, "
+        f" {len(found.misses)} missed, {found.payloads} payloads read, {found.seconds:.1f} s"
     )
     lines = [] if found.ok else found.complaints()
     for line in lines[:_LINES]:

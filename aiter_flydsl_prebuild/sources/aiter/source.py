@@ -87,9 +87,7 @@ class AiterSource(Source):
             open_shapes = [entry for entry in shapes if entry.shape.op in unsure and entry.uncovered]
             reasons, picked = _probe(arch, unsure, open_shapes)
             lacking |= reasons
-        kept = [
-            _with_picks(entry, picked.get(entry.shape, [])) for entry in shapes if lacking[entry.shape.op] is None
-        ]
+        kept = [_with_picks(entry, picked.get(entry.shape, [])) for entry in shapes if lacking[entry.shape.op] is None]
         left_out = [
             _left_out(op, [e for e in reach.shapes if e.shape.op == op], reason)
             for op, reason in sorted(lacking.items())
@@ -104,10 +102,7 @@ class AiterSource(Source):
         return refined, tuple(left_out)
 
     def compile(self, job: Job) -> None:
-        from .standins import forget
-
         op = self._op(job.shape, job.arch)
-        forget()
         for dtype in op.dtypes(job.name, self.dtypes):
             for tokens in counts_to_compile(job.tokens):
                 op.kernel(job.name, job.shape, tokens, dtype)
@@ -177,9 +172,7 @@ def _with_picks(entry: ShapeReach, picks: Sequence[tuple[str | None, Range]]) ->
     return ShapeReach(entry.shape, tuple(kernels), entry.other, merge_ranges(uncovered))
 
 
-def _in_types(
-    shapes: Sequence[ShapeReach], asked: Sequence[str]
-) -> tuple[list[ShapeReach], list[LeftOut]]:
+def _in_types(shapes: Sequence[ShapeReach], asked: Sequence[str]) -> tuple[list[ShapeReach], list[LeftOut]]:
     """The shapes with the kernels that can be run in an output type asked for, and what is not to be had of them."""
     kept = []
     without: dict[tuple[str, str], list[ShapeReach]] = {}

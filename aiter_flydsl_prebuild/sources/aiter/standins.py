@@ -88,15 +88,6 @@ def import_light(arch: str) -> Device:
     return device
 
 
-def forget() -> None:
-    """Drop what AITER's functions of the FlyDSL kernels remember, so that the next call goes down to FlyDSL's cache."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(f"{installed.PACKAGE}.ops.flydsl"):
-            for value in list(vars(module).values()):
-                if callable(clear := getattr(value, "cache_clear", None)):
-                    clear()
-
-
 def split_counters_on_cpu(module: types.ModuleType) -> None:
     """Stand-in 5 for the one allocation that names the device: batched_gemm_a8w8_gfx950.py, _split_counters."""
     import torch

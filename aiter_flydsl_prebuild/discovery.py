@@ -1,0 +1,120 @@
+"""Finding packs and FlyDSL on sys.path with a few stats: what even a process that never needs a kernel can afford.
+
+Imports nothing that a bare interpreter has not loaded already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SUFFIX = ".fkpack"
+FOLDER = "flydsl_kernels"
+"""The folder inside a package that holds its packs."""
+
+KERNEL_PACKAGES = ("aiter_flydsl_kernels", "aiter", "aiter_flydsl_prebuild")
+"""Packages whose folder is looked at without being asked."""
+
+PACKS_VARIABLE = "AITER_FLYDSL_PREBUILD_PACKS"
+"""Further packs: files, or folders that hold some, joined as in PATH."""
+
+CACHE_VARIABLE = "FLYDSL_RUNTIME_CACHE_DIR"
+
+STAMPS = ".aiter-flydsl-prebuild"
+"""The folder in a cache root that holds the stamps; FlyDSL looks only at folders named after launchers."""
+
+
+def package_folders(name: str) -> list[str]:
+    """Where a package is, or would be: its own word if it is imported (also in editable form), else below sys.path."""
+    module = sys.modules.get(name)
+    homes = list(getattr(module, "__path__", ())) if module else []
+    return homes + [os.path.join(entry or os.getcwd(), *name.split(".")) for entry in sys.path]
+
+
+def find_packs(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Paths of the packs of ``packages``, of :data:`KERNEL_PACKAGES` and of PACKS_VARIABLE, each once."""
+    names = (*packages, *(p for p in KERNEL_PACKAGES if p not in packages))
+    folders = [os.path.join(home, FOLDER) for name in names for home in package_folders(name)]
+    found: dict[str, None] = {}
+    for place in [*folders, *filter(None, environ.get(PACKS_VARIABLE, "").split(os.pathsep))]:
+        if place.endswith(SUFFIX):
+            found[os.path.realpath(place)] = None
+            continue
+        try:
+            names_here = sorted(os.listdir(place))
+        except OSError:
+            continue
+        found.update((os.path.realpath(os.path.join(place, n)), None) for n in names_here if n.endswith(SUFFIX))
+    return list(found)
+
+
+def locate_flydsl(search: list[str] | None = None) -> tuple[str, str] | None:
+    """``(folder that holds the flydsl package, its dist-info folder or "")``, or None without FlyDSL.
+
+    The first match on ``sys.path`` wins, as for an import. importlib.metadata would do the same, at ten times the cost.
+    """
+    for entry in sys.path if search is None else search:
+        folder = entry or os.getcwd()
+        if not os.path.isfile(os.path.join(folder, "flydsl", "__init__.py")):
+            continue
+        infos = [n for n in os.listdir(folder) if n.startswith("flydsl-") and n.endswith(".dist-info")]
+        return folder, os.path.join(folder, infos[0]) if len(infos) == 1 else ""
+    return None
+
+
+def rocm_root(environ: Mapping[str, str] = os.environ) -> str:
+    """The ROCm folder that FlyDSL's native code takes: the first variable that is set, even if empty (0.5.0)."""
+    for name in ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME"):
+        if name in environ:
+            return environ[name]
+    return "/opt/rocm"
+
+
+def bitcode_files(root: str) -> list[str]:
+    """Paths of the device bitcode below a ROCm folder, in FlyDSL's order."""
+    folder = os.path.join(root, "amdgcn", "bitcode")
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(".bc")]
+
+
+def default_cache_dir() -> str:
+    """Where FlyDSL keeps its cache when nothing says otherwise (``utils/env.py``, RuntimeEnvManager.cache_dir)."""
+    return os.path.join(os.path.expanduser("~"), ".flydsl", "cache")
+
+
+def folder_in_use(environ: Mapping[str, str] = os.environ) -> str:
+    """The cache root that FlyDSL reads in a process with this environment, which it takes as it stands."""
+    return environ.get(CACHE_VARIABLE, default_cache_dir())
+
+
+def fingerprint(arches: list[str], environ: Mapping[str, str] = os.environ) -> str:
+    """Changes whenever the fit of a pack could: FlyDSL's RECORD, the device bitcode, the arches, the Python."""
+    found = locate_flydsl()
+    watched = [os.path.join(found[1], "RECORD")] if found and found[1] else []
+    watched += bitcode_files(rocm_root(environ))
+    return "\n".join([sys.implementation.cache_tag or sys.version, *arches, *map(_state, watched)])
+
+
+def _state(path: str) -> str:
+    try:
+        state = os.stat(path)
+    except OSError:
+        return f"{path} is not there"
+    return f"{path} {state.st_mtime_ns} {state.st_size}"
+
+
+def marker_text(packs: list[str], arches: list[str], environ: Mapping[str, str] = os.environ) -> str:
+    """What the marker of a finished seeding says: everything that seeding again would look at first."""
+    return "\n".join([fingerprint(arches, environ), *map(_state, packs)])
+
+
+def marker_path(folder: str) -> str:
+    """The marker of a cache root, for this Python."""
+    return os.path.join(folder, STAMPS, f"seeded-{sys.implementation.cache_tag}")
