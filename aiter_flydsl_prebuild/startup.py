@@ -17,7 +17,7 @@ from .target import target_arches
 
 
 def at_startup() -> None:
-    """Seed unless the marker says that it was done. Never raises outside strict mode."""
+    """Seed unless the marker says that it was done. Ends the process in strict mode alone, with the reason."""
     if os.environ.get("AITER_FLYDSL_PREBUILD", "on") == "off":
         return
     try:
@@ -30,9 +30,15 @@ def at_startup() -> None:
                 return
     except (OSError, ValueError):
         pass
+    from .errors import CheckError
     from .seeding import seed
 
-    seed()
+    try:
+        seed()
+    except CheckError as error:
+        # site passes over what a start-up file raises, and makes a fatal error with a traceback of SystemExit.
+        os.write(2, f"{error}\n".encode())
+        os._exit(1)
 
 
 def vllm_plugin() -> None:
@@ -40,3 +46,18 @@ def vllm_plugin() -> None:
     from .seeding import seed
 
     seed()
+
+
+def startup_file() -> tuple[str, str]:
+    """Path and content of the start-up file for this environment.
+
+    A ``.pth`` file with an import line; from Python 3.15 on a ``.start`` file (PEP 829), since 3.18 ignores the former.
+    """
+    import sys
+    import sysconfig
+
+    folder = sysconfig.get_path("purelib")
+    if sys.version_info >= (3, 15):
+        return os.path.join(folder, "aiter_flydsl_prebuild.start"), "aiter_flydsl_prebuild.startup:at_startup\n"
+    line = "import aiter_flydsl_prebuild.startup; aiter_flydsl_prebuild.startup.at_startup()\n"
+    return os.path.join(folder, "aiter_flydsl_prebuild.pth"), line

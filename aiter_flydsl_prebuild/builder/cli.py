@@ -92,8 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     command = _add(commands, "seed", _seed, "put the installed kernels into FlyDSL's cache")
     command.add_argument("--cache-dir", metavar="FOLDER", help="FlyDSL's cache (default: the one FlyDSL would use)")
     command.add_argument("--strict", action="store_true", help="fail where a kernel cannot be put in place")
+    command.add_argument(
+        "--prune", action="store_true", help="remove what packs seeded that are not installed any more"
+    )
 
     _add(commands, "status", _status, "what is installed, what fits, what is seeded")
+    command = _add(commands, "startup", _startup, "seed in every Python process of this environment")
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("--install", action="store_true", help="put the start-up file into site-packages")
+    what.add_argument("--remove", action="store_true", help="take it away again")
+
     _add(commands, "doctor", _doctor, "what a build needs, what is there, and how to get the rest")
     return parser
 
@@ -262,15 +270,37 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _seed(options: argparse.Namespace) -> int:
-    from ..seeding import seed
+    from ..discovery import find_packs, folder_in_use
+    from ..seeding import prune, seed
     from . import show
 
     report = seed(mode="strict" if options.strict else None, cache_dir=options.cache_dir)
+    pruned = prune(report.cache_dir or folder_in_use(), find_packs()) if options.prune else []
     if options.json:
         packs = [pack._asdict() for pack in report.packs]
-        _print_json({**report._asdict(), "packs": packs, "kernels": report.kernels, "written": report.written})
+        counts = {"kernels": report.kernels, "written": report.written, "pruned": pruned}
+        _print_json({**report._asdict(), "packs": packs, **counts})
     else:
-        show.seeded(report)
+        show.seeded(report, pruned)
+    return 0
+
+
+def _startup(options: argparse.Namespace) -> int:
+    from ..startup import startup_file
+
+    name, content = startup_file()
+    path = Path(name)
+    try:
+        if options.install:
+            path.write_text(content, encoding="utf-8")
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; install into an environment of your own") from error
+    if options.json:
+        _print_json({"file": name, "installed": options.install})
+    else:
+        print(f"{name} {'written' if options.install else 'is not there any more'}")
     return 0
 
 

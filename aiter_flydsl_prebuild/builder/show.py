@@ -97,7 +97,7 @@ def proof(found: Proof) -> None:
     console.print(
         f"{kind} {'holds' if found.ok else 'FAILED'}: {found.dispatches} dispatches, {found.calls} calls, "
         f"{found.kernels} kernels, {found.compiled} compiled, "
-        f" {len(found.misses)} missed, {found.payloads} payloads read, {found.seconds:.1f} s"
+        f"{len(found.misses)} missed, {found.payloads} payloads read, {found.seconds:.1f} s"
     )
     lines = [] if found.ok else found.complaints()
     for line in lines[:_LINES]:
@@ -143,8 +143,8 @@ def _ranges(ranges: Sequence[Sequence[int]]) -> str:
     return ", ".join(texts) if len(texts) <= 2 else f"{texts[0]}, … {texts[-1]} ({len(texts)})"
 
 
-def seeded(report: SeedReport) -> None:
-    """One line on what was done."""
+def seeded(report: SeedReport, pruned: Sequence[str]) -> None:
+    """One line on what was done, and one on what was removed."""
     if report.mode == "off":
         print("seeding is switched off (AITER_FLYDSL_PREBUILD=off)")
     elif not report.arches:
@@ -156,6 +156,8 @@ def seeded(report: SeedReport) -> None:
             f"{report.kernels} kernels in place in {report.cache_dir}, {report.written} files written, "
             f"{report.seconds * 1000:.0f} ms"
         )
+    if pruned:
+        print(f"{len(pruned)} files removed that came from packs that are not installed any more")
 
 
 def state(found: dict[str, Any]) -> None:
@@ -166,8 +168,9 @@ def state(found: dict[str, Any]) -> None:
     print(f"flydsl  {flydsl['version'] + ' on ' + flydsl['abi'] + known if flydsl else 'not installed'}")
     print(f"cache   {found['cache_dir']}")
     print(f"mode    {found['mode']}")
-    if found["defeated_by"]:
-        print(f"note    {found['defeated_by']}")
+    for note in [found["defeated_by"], *found["cautions"]]:
+        if note:
+            print(f"note    {note}")
     if not found["packs"]:
         print("packs   none installed")
     for pack in found["packs"]:

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiter_flydsl_prebuild.startup import startup_file
+from conftest import HERE, prebuild
+from packs import make_compiled, make_pack
+
+SCRIPT = "import sys; print('json' in sys.modules, [m for m in sys.modules if m.startswith('aiter_flydsl_prebuild')])"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    pack = make_pack(tmp_path / "a.fkpack", [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(3)])
+    return {
+        **os.environ,
+        "AITER_FLYDSL_PREBUILD_PACKS": str(pack),
+        "AITER_FLYDSL_PREBUILD_ARCH": "gfx950",
+        "FLYDSL_RUNTIME_CACHE_DIR": str(tmp_path / "cache"),
+        "ROCM_PATH": str(tmp_path / "rocm"),
+    }
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """A fresh environment that sees this one's packages and has the start-up file."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    shared = [str(HERE.parent), *(path for path in sys.path if path.endswith("site-packages"))]
+    (site / "a.pth").write_text("\n".join(shared) + "\n")
+    name, content = startup_file()
+    (site / f"b-{Path(name).name}").write_text(content)
+    return python
+
+
+def run(python: Path, environment: dict[str, str], script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(python), "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_first_process_seeds_and_the_next_import_nothing(
+    python: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    first = run(python, environment)
+    assert len(list((tmp_path / "cache").rglob("*.pkl"))) == 3, first.stderr
+    again = run(python, environment)
+    assert again.stdout.startswith("False ")
+    assert "seeding" not in again.stdout
+    assert again.stderr == ""
+
+
+def test_a_new_pack_is_noticed(python: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    run(python, environment)
+    make_pack(tmp_path / "a.fkpack", [make_compiled("new")])
+    run(python, environment)
+    assert len(list((tmp_path / "cache").rglob("*.pkl"))) == 4
+
+
+def test_without_a_gpu_nothing_is_looked_at(python: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    if Path("/sys/class/kfd/kfd/topology/nodes").exists():
+        pytest.skip("this machine has AMD's kernel driver")
+    del environment["AITER_FLYDSL_PREBUILD_ARCH"]
+    assert run(python, environment).stdout.startswith("False ")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_off(python: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    run(python, {**environment, "AITER_FLYDSL_PREBUILD": "off"})
+    assert not (tmp_path / "cache").exists()
+
+
+def test_strict_ends_the_process_with_the_reason(python: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    make_pack(tmp_path / "a.fkpack", [make_compiled()], arch="gfx942")
+    done = run(python, {**environment, "AITER_FLYDSL_PREBUILD": "strict"})
+    assert done.returncode == 1
+    assert "kernels are for gfx942, this machine needs gfx950" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert run(python, environment).returncode == 0
+
+
+def test_a_fault_never_stops_a_start(python: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a.fkpack").write_bytes(b"not a pack")
+    done = run(python, environment, "print('alive')")
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+    assert "not a pack of FlyDSL kernels" in done.stderr
+
+
+def test_after_fork(python: Path, environment: dict[str, str]) -> None:
+    script = (
+        "import os, aiter_flydsl_prebuild as p\n"
+        "p.seed()\n"
+        "pid = os.fork()\n"
+        "if pid == 0: os._exit(0 if p.seed().written == 0 else 1)\n"
+        "print(os.waitpid(pid, 0)[1])"
+    )
+    assert run(python, environment, script).stdout == "0\n"
+
+
+def test_the_file_comes_and_goes(tmp_path: Path, monkeypatch: Any) -> None:
+    name, _ = startup_file()
+    installed = prebuild("startup", "--install")
+    try:
+        assert installed.returncode == 0, installed.stderr
+        assert Path(name).exists()
+    finally:
+        removed = prebuild("startup", "--remove")
+    assert removed.returncode == 0
+    assert not Path(name).exists()
+
+
+def test_vllm_finds_its_plugin() -> None:
+    (plugin,) = entry_points(group="vllm.general_plugins", name="aiter_flydsl_prebuild")
+    assert callable(plugin.load())
