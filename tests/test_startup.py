@@ -46,7 +46,7 @@ def run(python: Path, environment: dict[str, str], script: str = SCRIPT) -> subp
     return subprocess.run([str(python), "-c", script], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_first_process_seeds_and_the_next_import_nothing(
+def test_the_first_process_seeds_and_the_next_imports_nothing(
     python: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     first = run(python, environment)
