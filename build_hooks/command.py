@@ -12,6 +12,7 @@ from setuptools.errors import SetupError
 
 from aiter_flydsl_prebuild.discovery import FOLDER
 from aiter_flydsl_prebuild.errors import PrebuildError
+from aiter_flydsl_prebuild.flydsl_cache import ARTIFACT_KEY
 from aiter_flydsl_prebuild.pack import Pack
 
 from .config import HookConfig, read_config
@@ -71,7 +72,7 @@ class build_flydsl_kernels(Command):
         return {}
 
     def python_tag(self) -> str | None:
-        """The wheel's Python tag if the kernels need one: ``cp311`` where their keys are one ABI's."""
+        """The wheel's Python tag where the kernels need one: ``cp311``, ``cp311.cp312``."""
         return self._tag
 
     def _folder(self, config: HookConfig) -> Path:
@@ -90,4 +91,5 @@ class build_flydsl_kernels(Command):
 
 
 def _python_tag(pack: Pack) -> str | None:
-    return next(iter(pack.identities)) if len(pack.identities) == 1 else None
+    everywhere = pack.generation == ARTIFACT_KEY and len(pack.identities) > 1
+    return None if everywhere else ".".join(sorted(pack.identities))

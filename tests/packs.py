@@ -12,7 +12,7 @@ from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.builder.compiling import Compiled, CompiledEntry, FlyDSL
 from aiter_flydsl_prebuild.builder.packing import compress, make_manifest, write_pack
 from aiter_flydsl_prebuild.builder.tables import Shape
-from aiter_flydsl_prebuild.flydsl_install import known_identities, read_install
+from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, known_identities, read_install
 from aiter_flydsl_prebuild.pack import MAGIC
 from aiter_flydsl_prebuild.sources.base import Job
 
@@ -38,7 +38,8 @@ def make_compiled(
 ) -> Compiled:
     """A compiled kernel of the 0.5 generation, or, with ``path``, of the older one."""
     artifact = None if path else key or hashlib.sha256(name.encode()).hexdigest()
-    entry = CompiledEntry(path or f"gemm/{artifact}.pkl", artifact, cache.Entry(text, dict(FIELDS)), ())
+    paths = ((interpreter_abi(), path),) if path else ()
+    entry = CompiledEntry(artifact, paths, cache.Entry(text, dict(FIELDS)), ())
     return Compiled(make_job(name), (entry,), bitcode)
 
 
@@ -50,7 +51,6 @@ def flydsl_here(**changes: Any) -> FlyDSL:
     assert generation is not None
     values = {
         "version": install.version,
-        "abi": install.abi,
         "generation": generation,
         "identities": known_identities()[install.version],
         **changes,

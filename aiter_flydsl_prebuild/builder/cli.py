@@ -84,6 +84,10 @@ def _parser() -> argparse.ArgumentParser:
         "--exhaustive", action="store_true", help="call FlyDSL for every token count, not only at the ends"
     )
 
+    command = _add(commands, "merge", _merge, "join wheels or packs of one build: shards, or several Pythons")
+    command.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="wheels or packs")
+    command.add_argument("--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where the wheel goes")
+
     command = _add(commands, "inspect", _inspect, "what is in a wheel or a pack")
     command.add_argument("wheel", nargs="?", type=Path, help="a wheel or a pack (default: what is installed)")
     command.add_argument("--kernel", metavar="NAME", help="only kernels of this name")
@@ -249,6 +253,24 @@ def _verify(options: argparse.Namespace) -> int:
     else:
         show.proof(proof)
     return 0 if proof.ok else 1
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from .merging import merge_packs
+    from .proof import open_subject
+    from .wheel import build_wheel
+
+    out = _folder(options.out)
+    with tempfile.TemporaryDirectory(prefix="afp-merge-") as name:
+        packs: list[Path] = []
+        for number, wheel in enumerate(options.wheels):
+            packs += open_subject(wheel, Path(name, str(number))).packs
+        wheel = build_wheel(merge_packs(packs, Path(name)), out)
+    if options.json:
+        _print_json({"wheel": str(wheel), "bytes": wheel.stat().st_size})
+    else:
+        print(wheel)
+    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import flydsl_cache as cache
 from ..errors import CheckError, PrebuildError
-from ..flydsl_install import Install, imported_install, known_identities, read_install
+from ..flydsl_install import Install, imported_install, interpreter_abi, known_identities, read_install
 from ..sources import load_source
 from ..sources.base import Job
 from .codeobject import CodeFacts, code_facts
@@ -37,10 +37,10 @@ class Task:
 
 @dataclass(frozen=True)
 class CompiledEntry:
-    """One file that FlyDSL left in its cache: ``path`` below the cache root, and its content."""
+    """One file that FlyDSL left in its cache. Its names are an artifact key (0.5), or a path for each ABI."""
 
-    path: str
     artifact_key: str | None
+    paths: tuple[tuple[str, str], ...]
     entry: cache.Entry
     code: tuple[CodeFacts, ...]
 
@@ -48,6 +48,13 @@ class CompiledEntry:
     def launcher(self) -> str:
         """The name of the host function that launches the kernel, as FlyDSL calls it."""
         return str(self.entry.fields["entry"])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What no other entry may be called."""
+        if self.artifact_key is not None:
+            return (f"{self.launcher}/{self.artifact_key}",)
+        return tuple(f"{path} ({abi})" for abi, path in self.paths)
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,6 @@ class FlyDSL:
     """The FlyDSL that compiles. ``identities`` maps each CPython ABI to the wheels known to be this same compiler."""
 
     version: str
-    abi: str
     generation: str
     identities: dict[str, list[str]]
 
@@ -88,7 +94,7 @@ def building_flydsl() -> FlyDSL:
         raise CheckError(
             f"flydsl {install.version or 'without a version'} is not known here: kernels can be built with 0.3.1 to 0.5"
         )
-    return FlyDSL(install.version, install.abi, generation, _identities(install, generation))
+    return FlyDSL(install.version, generation, _identities(install, generation))
 
 
 def _identities(install: Install, generation: str) -> dict[str, list[str]]:
@@ -153,7 +159,8 @@ def _collect(folder: Path, artifact_keys: Mapping[str, str], arch: str) -> Itera
         key = artifact_keys.get(file.stem)
         if len(file.stem) == len(hashlib.sha256().hexdigest()) and key is None:
             raise PrebuildError(f"FlyDSL wrote {path} under a key that it did not compute from an artifact key")
-        yield CompiledEntry(path, key, entry, tuple(code_facts(entry.ir_text, arch)))
+        paths = () if key else ((interpreter_abi(), path),)
+        yield CompiledEntry(key, paths, entry, tuple(code_facts(entry.ir_text, arch)))
 
 
 @functools.cache

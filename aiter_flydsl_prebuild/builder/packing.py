@@ -15,6 +15,7 @@ from typing import Any
 from .. import __version__
 from ..discovery import SUFFIX
 from ..errors import CheckError
+from ..flydsl_cache import ARTIFACT_KEY
 from ..pack import FORMAT, MAGIC, zstd
 from ..sources.base import Job
 from .compiling import Compiled, CompiledEntry, FlyDSL
@@ -27,8 +28,9 @@ _WINDOW_LOG = 27
 
 def pack_name(arch: str, flydsl: FlyDSL) -> str:
     """The file name of a pack: what it is for, readable; nothing depends on it."""
-    abi = "" if len(flydsl.identities) > 1 else f"-{next(iter(flydsl.identities))}"
-    return f"{arch}-flydsl{flydsl.version}{abi}{SUFFIX}"
+    everywhere = flydsl.generation == ARTIFACT_KEY and len(flydsl.identities) > 1
+    abis = "" if everywhere else "-" + ".".join(sorted(flydsl.identities))
+    return f"{arch}-flydsl{flydsl.version}{abis}{SUFFIX}"
 
 
 def make_manifest(
@@ -50,18 +52,19 @@ def make_manifest(
     conflicts: list[str] = []
     for kernel in sorted(compiled, key=lambda c: _order(c.job)):
         entries = []
-        for entry in sorted(kernel.entries, key=lambda e: (e.launcher, e.artifact_key or e.path)):
+        for entry in sorted(kernel.entries, key=lambda e: (e.launcher, e.names)):
             data = entry.entry.ir_text.encode("utf-8")
             digest = hashlib.sha256(data).hexdigest()
             payloads.setdefault(digest, data)
             content = digest + json.dumps(entry.entry.fields, sort_keys=True)
-            other, theirs = claimed.setdefault(entry.path, (kernel.job.label, content))
-            if theirs != content:
-                conflicts.append(
-                    f"{other} and {kernel.job.label} have different code under one key of FlyDSL: {entry.path}"
-                )
+            for name in entry.names:
+                other, theirs = claimed.setdefault(name, (kernel.job.label, content))
+                if theirs != content:
+                    conflicts.append(
+                        f"{other} and {kernel.job.label} have different code under one key of FlyDSL: {name}"
+                    )
             entries.append((entry, digest))
-        kernels.append(_kernel_json(kernel, entries, flydsl))
+        kernels.append(_kernel_json(kernel, entries))
     if conflicts:
         raise CheckError("one of these would run in place of the other:\n" + "\n".join(conflicts))
 
@@ -134,11 +137,11 @@ def _job_json(job: Job) -> dict[str, Any]:
     }
 
 
-def _kernel_json(kernel: Compiled, entries: list[tuple[CompiledEntry, str]], flydsl: FlyDSL) -> dict[str, Any]:
+def _kernel_json(kernel: Compiled, entries: list[tuple[CompiledEntry, str]]) -> dict[str, Any]:
     described = []
     for entry, payload in entries:
         key: dict[str, Any]
-        key = {"artifact_key": entry.artifact_key} if entry.artifact_key else {"paths": {flydsl.abi: entry.path}}
+        key = {"artifact_key": entry.artifact_key} if entry.artifact_key else {"paths": dict(entry.paths)}
         described.append(
             {
                 "launcher": entry.launcher,

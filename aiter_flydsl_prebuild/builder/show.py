@@ -69,6 +69,8 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = ()) -> None:
 
 def build(result: dict[str, Any]) -> None:
     """The wheel and what it cost."""
+    from ..sources.base import LeftOut
+
     console = _console()
     proof = result["proof"]
     console.print(f"{result['wheel']}")

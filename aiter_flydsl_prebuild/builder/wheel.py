@@ -77,7 +77,7 @@ def build_wheel(pack_path: Path, out: Path) -> Path:
             kernels=len(pack.kernels),
             arch=pack.arch,
             flydsl=pack.version,
-            where="any CPython it has wheels for" if len(pack.identities) > 1 else next(iter(pack.identities)),
+            where=", ".join(sorted(pack.identities)),
             source=pack.manifest["source"]["name"],
             first=plan["tokens"][0],
             last=plan["tokens"][1],

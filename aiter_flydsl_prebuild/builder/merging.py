@@ -1,0 +1,123 @@
+"""Joining packs: the parts of one build that was split, or one build under several CPython versions.
+
+Kernels are joined by what they compute. Up to FlyDSL 0.4.2 a kernel's name in the cache holds for one CPython ABI;
+packs of several ABIs become one with a set of names for each, over the same payloads. What contradicts is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckError, InputError
+from ..flydsl_cache import Entry
+from ..pack import Pack
+from ..sources.base import Job, Options
+from .codeobject import CodeFacts
+from .compiling import Compiled, CompiledEntry, FlyDSL
+from .packing import make_manifest, pack_name, write_pack
+from .reach import Shape
+
+# What describes a pack as a whole, and must be the same in all that are joined; toolchain's linker leaves no trace.
+_COMMON = ("arch", "source", "plan")
+
+
+def merge_packs(paths: Sequence[Path], folder: Path) -> Path:
+    """Write the union of packs into ``folder``; returns its path.
+
+    A kernel that is missing in one and present in another is present. The result is, byte for byte, the pack that one
+    build of all kernels would have made.
+
+    :raises PackError: a pack is damaged.
+    :raises CheckError: the packs are of different things, or have different code for one kernel; all are named.
+    """
+    packs = [Pack(str(path)) for path in paths]
+    if not packs:
+        raise InputError("no pack was given to merge")
+    first = packs[0]
+    problems = [
+        f"{paths[0].name} and {path.name} differ in their {what}: they are not parts of one build"
+        for path, pack in zip(paths[1:], packs[1:], strict=True)
+        for what in _differences(first.manifest, pack.manifest)
+    ]
+    if problems:
+        raise CheckError("\n".join(problems))
+    merged: dict[tuple[str, Shape], Compiled] = {}
+    missing: dict[tuple[str, Shape], tuple[Job, str]] = {}
+    identities: dict[str, list[str]] = {}
+    for pack in packs:
+        for abi, known in pack.identities.items():
+            identities[abi] = sorted({*identities.get(abi, ()), *known})
+        texts = list(pack.payloads())
+        for kernel in pack.kernels:
+            compiled = _compiled(pack, kernel.facts, texts)
+            key = (compiled.job.name, compiled.job.shape)
+            merged[key] = _join(merged[key], compiled, problems) if key in merged else compiled
+        for lost in pack.manifest["missing"]:
+            job = _job(pack, lost)
+            missing[job.name, job.shape] = (job, lost["reason"])
+    if problems:
+        raise CheckError("\n".join(problems))
+    flydsl = FlyDSL(first.version, first.generation, identities)
+    still = [lost for key, lost in missing.items() if key not in merged]
+    about = {key: first.manifest[key] for key in ("source", "toolchain", "plan")}
+    manifest, payloads = make_manifest(first.arch, flydsl, merged.values(), still, about)
+    path = folder / pack_name(first.arch, flydsl)
+    write_pack(path, manifest, payloads)
+    return path
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    found = [key for key in _COMMON if one[key] != other[key]]
+    return found + [f"flydsl {key}" for key in ("version", "generation") if one["flydsl"][key] != other["flydsl"][key]]
+
+
+def _job(pack: Pack, facts: dict[str, Any]) -> Job:
+    shape = Shape(
+        op=facts["op"],
+        gfx=pack.arch,
+        cu_num=0,
+        n=facts["n"],
+        k=facts["k"],
+        w_scale_block=facts["w_scale_block"],
+        q_dtype_w=facts["q_dtype_w"],
+    )
+    options = Options.from_json(pack.manifest["plan"].get("options", {}))
+    tokens = tuple((first, last) for first, last in facts["tokens"])
+    return Job(facts["source"], pack.arch, facts["name"], shape, tokens, options)
+
+
+def _compiled(pack: Pack, facts: dict[str, Any], texts: list[str]) -> Compiled:
+    entries = tuple(
+        CompiledEntry(
+            entry.get("artifact_key"),
+            tuple(sorted(entry.get("paths", {}).items())),
+            Entry(texts[entry["payload"]], entry["fields"]),
+            tuple(CodeFacts(**code) for code in entry["code"]),
+        )
+        for entry in facts["entries"]
+    )
+    return Compiled(_job(pack, facts), entries, facts["bitcode"])
+
+
+def _join(one: Compiled, other: Compiled, problems: list[str]) -> Compiled:
+    """One kernel out of two packs: the same code under further names."""
+    ours = sorted(one.entries, key=_content)
+    theirs = sorted(other.entries, key=_content)
+    same = [_content(e) for e in ours] == [_content(e) for e in theirs] and one.bitcode == other.bitcode
+    entries = []
+    for mine, their in zip(ours, theirs, strict=False):
+        paths = dict(mine.paths)
+        for abi, path in their.paths:
+            same = same and paths.setdefault(abi, path) == path
+        same = same and mine.artifact_key == their.artifact_key
+        entries.append(replace(mine, paths=tuple(sorted(paths.items()))))
+    if not same:
+        problems.append(f"{one.job.label} is not the same kernel in all packs")
+    return replace(one, entries=tuple(entries))
+
+
+def _content(entry: CompiledEntry) -> tuple[str, str, str]:
+    return entry.launcher, entry.entry.ir_text, repr(sorted(entry.entry.fields.items()))
