@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--table", nargs="+", type=Path, metavar="FILE", help="tuned tables (default: the source's own)"
     )
+    command.add_argument("--from-log", type=Path, metavar="FILE", help="what servers compiled, from the monitor's log")
     _planning(command)
 
     command = _add(commands, "build", _build, "compile the kernels, prove them, and make a wheel")
@@ -168,6 +169,7 @@ def _print_json(value: Any) -> None:
 def _plan(options: argparse.Namespace) -> int:
     from ..sources import load_source
     from . import show
+    from .fromlog import read_log, wanted
     from .reach import parse_tokens, plan_reach, to_json
     from .rules import RULES
     from .tables import read_tables
@@ -176,6 +178,13 @@ def _plan(options: argparse.Namespace) -> int:
     source = load_source(options.source, _asked(options))
     rule = options.rule or (RULES[0] if options.table else source.rule())
     tables = read_tables(options.table or source.tables())
+    if options.from_log is not None:
+        found = wanted(read_log(options.from_log), tables, rule)
+        if options.json:
+            _print_json({"wanted": [one.to_json() for one in found]})
+        else:
+            show.log(found)
+        return 0
     reach = plan_reach(tables, gfx=[options.arch], cu_num=options.cu_num, tokens=tokens, rule=rule)
     reach, left_out = (reach, ()) if options.table else source.refine(reach, options.arch)
     if options.json:

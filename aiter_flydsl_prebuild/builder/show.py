@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from ..seeding import SeedReport
     from ..sources.base import LeftOut
+    from .fromlog import Wanted
     from .proof import Proof
     from .reach import Range, Reach
 
@@ -65,6 +66,23 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = ()) -> None:
     )
     for lost in left_out:
         console.print(f"left out: {lost}")
+
+
+def log(found: Sequence[Wanted]) -> None:
+    """A line for each launcher and weight that servers compiled, and which token counts the tables have no row for."""
+    table = _table("launcher", "N", "K", "compiles", "seconds", "tokens", "without a row")
+    for one in found:
+        lost = [m for m, name in one.rows.items() if name is None]
+        table.add_row(
+            one.launcher,
+            *(str(value or "?") for value in (one.n, one.k)),
+            *(str(one.compiles), f"{one.seconds:.1f}", _few(one.tokens), _few(lost)),
+        )
+    _console().print(table)
+
+
+def _few(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]}, … {counts[-1]} ({len(counts)})"
 
 
 def build(result: dict[str, Any]) -> None:
