@@ -22,17 +22,43 @@ KERNEL_PACKAGES = ("aiter_flydsl_kernels", "aiter", "aiter_flydsl_prebuild")
 PACKS_VARIABLE = "AITER_FLYDSL_PREBUILD_PACKS"
 """Further packs: files, or folders that hold some, joined as in PATH."""
 
+MODE_VARIABLE = "AITER_FLYDSL_PREBUILD"
+
 CACHE_VARIABLE = "FLYDSL_RUNTIME_CACHE_DIR"
+RUN_ONLY_VARIABLE = "FLYDSL_RUNTIME_RUN_ONLY"
 
 STAMPS = ".aiter-flydsl-prebuild"
 """The folder in a cache root that holds the stamps; FlyDSL looks only at folders named after launchers."""
+
+TEMPORARY = ".afp-"
+"""How the name of a file begins that is being written; it is renamed when it is whole."""
+
+# aiter/__init__.py points FlyDSL at this folder of its own package when it exists and the variable is not set.
+_BUNDLED = ("aiter", "jit", "flydsl_cache")
+
+
+def mode_of(environ: Mapping[str, str]) -> str | None:
+    """``off``, ``on`` or ``strict``, as MODE_VARIABLE says; None where it says something else."""
+    value = environ.get(MODE_VARIABLE, "").strip().lower()
+    value = {"": "on", "0": "off", "1": "on"}.get(value, value)
+    return value if value in ("off", "on", "strict") else None
 
 
 def package_folders(name: str) -> list[str]:
     """Where a package is, or would be: its own word if it is imported (also in editable form), else below sys.path."""
     module = sys.modules.get(name)
     homes = list(getattr(module, "__path__", ())) if module else []
-    return homes + [os.path.join(entry or os.getcwd(), *name.split(".")) for entry in sys.path]
+    # The empty entry is the working folder, also for join; that it may have been deleted is no error here.
+    return homes + [os.path.join(entry, *name.split(".")) for entry in sys.path]
+
+
+def bundled_folder() -> str | None:
+    """The cache folder inside an installed AITER, if it ships one: laid out as FlyDSL's, and not to be run from."""
+    for home in package_folders(_BUNDLED[0]):
+        folder = os.path.join(home, *_BUNDLED[1:])
+        if os.path.isdir(folder):
+            return os.path.realpath(folder)
+    return None
 
 
 def find_packs(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -58,9 +84,9 @@ def locate_flydsl(search: list[str] | None = None) -> tuple[str, str] | None:
     The first match on ``sys.path`` wins, as for an import. importlib.metadata would do the same, at ten times the cost.
     """
     for entry in sys.path if search is None else search:
-        folder = entry or os.getcwd()
-        if not os.path.isfile(os.path.join(folder, "flydsl", "__init__.py")):
+        if not os.path.isfile(os.path.join(entry, "flydsl", "__init__.py")):
             continue
+        folder = os.path.abspath(entry)
         infos = [n for n in os.listdir(folder) if n.startswith("flydsl-") and n.endswith(".dist-info")]
         return folder, os.path.join(folder, infos[0]) if len(infos) == 1 else ""
     return None
@@ -99,22 +125,13 @@ def fingerprint(arches: list[str], environ: Mapping[str, str] = os.environ) -> s
     found = locate_flydsl()
     watched = [os.path.join(found[1], "RECORD")] if found and found[1] else []
     watched += bitcode_files(rocm_root(environ))
-    return "\n".join([sys.implementation.cache_tag or sys.version, *arches, *map(_state, watched)])
+    return "\n".join([sys.implementation.cache_tag or sys.version, *arches, *map(file_state, watched)])
 
 
-def _state(path: str) -> str:
+def file_state(path: str) -> str:
+    """A line that changes when a file does."""
     try:
         state = os.stat(path)
     except OSError:
         return f"{path} is not there"
     return f"{path} {state.st_mtime_ns} {state.st_size}"
-
-
-def marker_text(packs: list[str], arches: list[str], environ: Mapping[str, str] = os.environ) -> str:
-    """What the marker of a finished seeding says: everything that seeding again would look at first."""
-    return "\n".join([fingerprint(arches, environ), *map(_state, packs)])
-
-
-def marker_path(folder: str) -> str:
-    """The marker of a cache root, for this Python."""
-    return os.path.join(folder, STAMPS, f"seeded-{sys.implementation.cache_tag}")

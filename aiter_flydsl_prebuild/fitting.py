@@ -58,9 +58,13 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
     placements: dict[str, Placement] = {}
     fitting = 0
     other_bitcode = 0
+    other_abi = 0
     for kernel in pack.kernels:
         if kernel.bitcode not in (None, bitcode):
             other_bitcode += 1
+            continue
+        if any(entry.artifact_key is None and install.abi not in entry.paths for entry in kernel.entries):
+            other_abi += 1
             continue
         fitting += 1
         for entry in kernel.entries:
@@ -72,4 +76,6 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
     reasons = []
     if other_bitcode:
         reasons.append(f"{other_bitcode} kernels link the device bitcode of another ROCm")
+    if other_abi:
+        reasons.append(f"{other_abi} kernels have no key for {install.abi}")
     return Fit(list(placements.values()), fitting, reasons)

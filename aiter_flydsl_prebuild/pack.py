@@ -19,25 +19,30 @@ import hashlib
 import json
 import os
 import re
+import stat
 import struct
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from .errors import PrebuildError
-from .flydsl_cache import Entry
+from .flydsl_cache import ARTIFACT_KEY, CALL_KEY, Entry
 
 MAGIC = b"FKPACK01"
 FORMAT = 1
 
 _HEADER = struct.Struct("<8s32s4Q")
-# A pack of all of AITER's kernels stays below a hundredth of these.
-_MANIFEST_LIMIT = 256 << 20
-_PAYLOAD_LIMIT = 8 << 30
+# A thousand kernels have some 2 MB of manifest and 40 MB of payloads. What JSON unpacks to may need twenty times the
+# memory of its text, hence the lower limit there.
+_MANIFEST_LIMIT = 32 << 20
+_PAYLOAD_LIMIT = 1 << 30
+_FIELDS_DEPTH = 8
 
 _LAUNCHER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 _CALL_PATH = re.compile(r"[A-Za-z0-9_]{1,240}/[A-Za-z0-9_.-]{1,200}\.pkl")
 _HEX = re.compile(r"[0-9a-f]{64}")
+# What is printed from a manifest: a line break or a control character in it would forge lines of a log.
+_WORD = re.compile(r"[A-Za-z0-9_.:+!-]{1,80}")
 
 
 class PackError(PrebuildError):
@@ -92,12 +97,19 @@ def read_header(path: str) -> Header:
     :raises PackError: not a pack, of another format, or cut short.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(_HEADER.size)
-            size = os.fstat(file.fileno()).st_size
+        with _open(path) as file:
+            return _parse_header(path, file.read(_HEADER.size), os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise PackError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return _parse_header(path, data, size)
+
+
+def _open(path: str) -> BinaryIO:
+    """A regular file alone: reading a device never ends, and opening a pipe waits for its writer unless told not to."""
+    file: BinaryIO = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise PackError(f"{path}: not a regular file")
+    return file
 
 
 def _parse_header(path: str, data: bytes, size: int) -> Header:
@@ -107,7 +119,8 @@ def _parse_header(path: str, data: bytes, size: int) -> Header:
     if magic != MAGIC:
         raise PackError(f"{path}: pack format {magic[6:]!r} is not known to this version; update aiter-flydsl-prebuild")
     header = Header(digest.hex(), *sizes)
-    if header.manifest_size > _MANIFEST_LIMIT or header.payload_size > _PAYLOAD_LIMIT:
+    manifest, payloads = header[1:3], header[3:]
+    if max(manifest) > _MANIFEST_LIMIT or max(payloads) > _PAYLOAD_LIMIT:
         raise PackError(f"{path}: claims {header.manifest_size + header.payload_size} bytes of content; refused")
     if size != _HEADER.size + header.manifest_packed + header.payload_packed:
         raise PackError(f"{path}: cut short or damaged: {size} bytes, not those its header states")
@@ -123,11 +136,13 @@ class Pack:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            with open(path, "rb") as file:
-                data = file.read()
-        except OSError as error:
-            raise PackError(f"{path}: cannot be read: {error.strerror or error}") from error
-        header = _parse_header(path, data, len(data))
+            with _open(path) as file:
+                data = file.read(_HEADER.size)
+                header = _parse_header(path, data, os.fstat(file.fileno()).st_size)
+                # No further than its header says, whatever has become of the file meanwhile.
+                data += file.read(header.manifest_packed + header.payload_packed)
+        except (OSError, MemoryError) as error:
+            raise PackError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'no memory'}") from error
         if hashlib.sha256(data[40:]).hexdigest() != header.pack_id:
             raise PackError(f"{path}: damaged: its bytes do not match its sha256")
         self.header = header
@@ -138,17 +153,23 @@ class Pack:
             manifest = json.loads(raw)
             self.manifest: dict[str, Any] = manifest
             self._payloads = _check_payloads(manifest["payloads"], header.payload_size)
-            self.kernels = tuple(_check_kernel(kernel, len(self._payloads)) for kernel in manifest["kernels"])
-            self.arch = str(manifest["arch"])
-            self.version = str(manifest["flydsl"]["version"])
-            self.generation = str(manifest["flydsl"]["generation"])
+            flydsl = manifest["flydsl"]
+            self.arch = _word(manifest["arch"])
+            self.version = _word(flydsl["version"])
+            self.generation = _word(flydsl["generation"])
             self.identities: dict[str, list[str]] = {
-                str(abi): [str(i) for i in identities] for abi, identities in manifest["flydsl"]["identities"].items()
+                _word(abi): [_word(i) for i in identities] for abi, identities in flydsl["identities"].items()
             }
             if manifest["format"] != FORMAT:
-                raise ValueError(f"manifest format {manifest['format']!r}")
+                raise ValueError(f"manifest format {manifest['format']!r:.80}")
+            if self.generation not in (ARTIFACT_KEY, CALL_KEY):
+                raise ValueError(f"cache generation {self.generation} is not known")
+            if not isinstance(manifest["source"], dict):
+                raise ValueError("no source")
+            portable = self.generation == ARTIFACT_KEY
+            self.kernels = tuple(_check_kernel(kernel, len(self._payloads), portable) for kernel in manifest["kernels"])
             _check_paths(self.kernels)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
             raise PackError(f"{path}: broken manifest: {type(error).__name__}: {error}") from error
 
     def payloads(self) -> Iterator[str]:
@@ -187,6 +208,19 @@ def _unpack(path: str, data: bytes, size: int) -> bytes:
     return raw
 
 
+def _word(value: Any) -> str:
+    if not (isinstance(value, str) and _WORD.fullmatch(value)):
+        raise ValueError(f"{value!r:.80} is not a plain word")
+    return value
+
+
+def _shallow(value: Any, depth: int = _FIELDS_DEPTH) -> bool:
+    """Whether a value is nested so little that every reader and writer of it can follow."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return not isinstance(value, list) or (depth > 0 and all(_shallow(item, depth - 1) for item in value))
+
+
 def _check_payloads(payloads: list[dict[str, Any]], total: int) -> list[tuple[int, int, str]]:
     checked: list[tuple[int, int, str]] = []
     end = 0
@@ -203,7 +237,7 @@ def _check_payloads(payloads: list[dict[str, Any]], total: int) -> list[tuple[in
     return checked
 
 
-def _check_kernel(kernel: dict[str, Any], payloads: int) -> PackedKernel:
+def _check_kernel(kernel: dict[str, Any], payloads: int, portable: bool) -> PackedKernel:
     name, bitcode = kernel["name"], kernel["bitcode"]
     if not isinstance(name, str) or not (bitcode is None or _HEX.fullmatch(bitcode)):
         raise ValueError(f"kernel {name!r:.80} is not well-formed")
@@ -220,10 +254,12 @@ def _check_kernel(kernel: dict[str, Any], payloads: int) -> PackedKernel:
             not _LAUNCHER.fullmatch(packed.launcher)
             or not (packed.artifact_key is None or _HEX.fullmatch(packed.artifact_key))
             or not all(_CALL_PATH.fullmatch(path) and ".." not in path for path in packed.paths.values())
-            or (packed.artifact_key is None) == (not packed.paths)
+            or (packed.artifact_key is not None) != portable
+            or bool(packed.paths) == portable
             or type(packed.payload) is not int
             or not 0 <= packed.payload < payloads
             or not isinstance(packed.fields, dict)
+            or not _shallow(packed.fields)
         ):
             raise ValueError(f"an entry of kernel {name!r:.80} is not well-formed")
         entries.append(packed)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from . import flydsl_cache as cache
-from .discovery import CACHE_VARIABLE, default_cache_dir, package_folders
+from .discovery import CACHE_VARIABLE, default_cache_dir
 from .target import driver_arches, environment_arch
 
 # FlyDSL utils/env.py, OptBool: what counts as true.
@@ -24,9 +24,6 @@ _TRUE = ("1", "true", "yes", "on")
 
 _TEMPORARY = "aiter-flydsl-prebuild-"
 """What a private folder in the temporary folder is called, before the user's number."""
-
-# aiter/__init__.py points FlyDSL at this folder of its own package when it exists and the variable is not set.
-_BUNDLED = ("aiter", "jit", "flydsl_cache")
 
 
 class Place(NamedTuple):
@@ -36,19 +33,11 @@ class Place(NamedTuple):
     announce: bool
 
 
-def bundled_folder() -> str | None:
-    """The cache folder inside an installed AITER, if it ships one: laid out as FlyDSL's, and not to be run from."""
-    for home in package_folders(_BUNDLED[0]):
-        folder = os.path.join(home, *_BUNDLED[1:])
-        if os.path.isdir(folder):
-            return os.path.realpath(folder)
-    return None
-
-
 def places(environ: Mapping[str, str], bundled: str | None) -> list[Place]:
     """The folders to try, best first.
 
-    :param bundled: :func:`bundled_folder`; FlyDSL must lock what it reads, which it cannot do in an installed package.
+    :param bundled: :func:`discovery.bundled_folder`; FlyDSL must lock what it reads, which it cannot do in an
+        installed package.
     """
     chosen = environ.get(CACHE_VARIABLE)
     if chosen and (bundled is None or os.path.realpath(chosen) != bundled):
@@ -81,9 +70,11 @@ def make_private(folder: str) -> None:
     if not os.path.isdir(folder):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
-    # Anyone can make a folder of that name in a shared temporary folder, and wait.
-    if os.path.basename(folder).startswith(_TEMPORARY) and not_private(folder):
+        read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+        why = errno.EROFS if read_only else errno.EACCES
+        raise OSError(why, os.strerror(why), folder)
+    # Anyone can make a folder, or a link to one, of that name in a shared temporary folder, and wait.
+    if os.path.basename(folder).startswith(_TEMPORARY) and (os.path.islink(folder) or not_private(folder)):
         raise PermissionError(errno.EACCES, "not private to this user", folder)
 
 

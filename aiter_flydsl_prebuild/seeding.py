@@ -2,78 +2,49 @@
 
     packs on sys.path ──▶ what fits (fitting.py) ──▶ files in FlyDSL's cache folder (places.py) ──▶ a stamp
 
-A stamp in the cache folder remembers what was done for a pack under the FlyDSL and ROCm at hand, so that a second start
-costs a few stats and one listing. Files appear under their final names whole or not at all: each is written beside its
-place and renamed. Two processes that seed at once write the same bytes; neither waits for the other, and FlyDSL's lock
-files are left alone.
+A stamp in the cache folder remembers what was done for a pack under the FlyDSL and ROCm at hand, and a marker that all
+was done (marker.py), so that a second start costs a few stats and one listing. Files appear under their final names
+whole or not at all: each is written beside its place and renamed. Two processes that seed at once write the same bytes;
+neither waits for the other, and FlyDSL's lock files are left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from . import flydsl_cache as cache
-from .discovery import CACHE_VARIABLE, STAMPS, find_packs, fingerprint, marker_path, marker_text, rocm_root
+from .discovery import (
+    CACHE_VARIABLE,
+    MODE_VARIABLE,
+    RUN_ONLY_VARIABLE,
+    STAMPS,
+    TEMPORARY,
+    bundled_folder,
+    find_packs,
+    fingerprint,
+    mode_of,
+    rocm_root,
+)
 from .errors import CheckError, InputError, PrebuildError
 from .fitting import fit
 from .flydsl_install import Install, read_install
+from .marker import in_place, marker_path, marker_text
 from .pack import Pack, read_header
-from .places import (
-    Place,
-    bundled_folder,
-    cautions,
-    defeated,
-    make_private,
-    not_private,
-    places,
-)
+from .places import Place, cautions, defeated, make_private, not_private, places
+from .report import PackReport, SeedReport
 from .target import target_arches
 
-MODE_VARIABLE = "AITER_FLYDSL_PREBUILD"
 _STAMP_FORMAT = "2"
-_TEMPORARY = ".afp-"
 _STALE_SECONDS = 3600.0
-
-
-class PackReport(NamedTuple):
-    """What became of one pack. ``kernels`` fit and are in place; ``written`` files are new."""
-
-    path: str
-    arch: str
-    version: str
-    kernels: int
-    written: int
-    reasons: list[str]
-
-
-class SeedReport(NamedTuple):
-    """What :func:`seed` did. ``problems`` were logged; ``cache_dir`` is None where nothing was to do.
-
-    ``bundled`` files were copied from the cache folder that AITER's own package ships.
-    """
-
-    mode: str
-    arches: list[str]
-    cache_dir: str | None
-    packs: list[PackReport]
-    bundled: int
-    problems: list[str]
-    seconds: float
-
-    @property
-    def kernels(self) -> int:
-        """Kernels in place, over all packs."""
-        return sum(pack.kernels for pack in self.packs)
-
-    @property
-    def written(self) -> int:
-        """Files written by this call."""
-        return sum(pack.written for pack in self.packs) + self.bundled
+_TRIES = 5
+"""How often a file is written that somebody deletes meanwhile."""
 
 
 def seed(
@@ -126,7 +97,7 @@ def seed(
         if outcome.place.announce:
             os.environ[CACHE_VARIABLE] = outcome.place.folder
         if strict:
-            os.environ["FLYDSL_RUNTIME_RUN_ONLY"] = "1"
+            os.environ[RUN_ONLY_VARIABLE] = "1"
     _log(outcome.problems)
     folder = outcome.place.folder if outcome.place is not None else None
     seconds = time.perf_counter() - started
@@ -156,11 +127,11 @@ def _log(problems: list[str]) -> None:
 
 
 def _mode(mode: str | None, environ: Mapping[str, str]) -> str:
-    value = environ.get(MODE_VARIABLE, "on").strip().lower() if mode is None else mode
-    value = {"": "on", "0": "off", "1": "on"}.get(value, value)
-    if value not in ("off", "on", "strict"):
-        raise InputError(f"{MODE_VARIABLE}={value}: not one of off, on, strict; taken as on")
-    return value
+    said = environ.get(MODE_VARIABLE, "") if mode is None else mode
+    found = mode_of({MODE_VARIABLE: said})
+    if found is None:
+        raise InputError(f"{MODE_VARIABLE}={said}: not one of off, on, strict; taken as on")
+    return found
 
 
 def _seed_somewhere(
@@ -176,21 +147,40 @@ def _seed_somewhere(
     refusals: list[str] = []
     for place in tries:
         try:
-            reports, problems = _seed_packs(paths, place.folder, machine)
-            outcome.bundled = _copy_bundled(bundled, place.folder) if bundled else 0
+            done, problems = _seed_packs(paths, place.folder, machine)
+            copied, copies = _copy_bundled(bundled, place.folder) if bundled else (0, [])
         except OSError as error:
             refusals.append(f"cannot write to {place.folder} ({error.strerror or error})")
             continue
-        outcome.place, outcome.packs = place, reports
+        outcome.place, outcome.packs, outcome.bundled = place, [one.report for one in done], copied
         outcome.problems += problems + not_private(place.folder)
-        if outcome.kernels and not outcome.problems:
-            # A process that starts with nothing to say may skip all this (startup.py).
-            _publish(marker_path(place.folder), marker_text(paths, arches, environ).encode())
+        if (outcome.kernels or copies) and not outcome.problems and not refusals:
+            files = [*copies, *(path for one in done for path in one.files)]
+            text = marker_text(outcome.packs, files, bundled, arches, dict(environ))
+            _mark(place.folder, text)
         break
     if refusals:
         used = f"using {outcome.place.folder}" if outcome.place else "kernels will be compiled"
         outcome.problems.append(f"{'; '.join(refusals)}: {used}")
     return outcome
+
+
+def _mark(folder: str, text: str | None) -> None:
+    """Leave word for the next process that all is in place; without it that one only looks longer."""
+    if text is None:
+        return
+    stamps = os.path.join(folder, STAMPS)
+    with contextlib.suppress(OSError):
+        make_private(stamps)
+        _sweep(stamps, os.listdir(stamps))
+        _publish(marker_path(folder), text.encode())
+
+
+class _Seeded(NamedTuple):
+    """A pack that was seeded, with the paths of its files below the cache root."""
+
+    report: PackReport
+    files: list[str]
 
 
 class _Machine:
@@ -214,46 +204,46 @@ class _Machine:
         return os.path.join(folder, STAMPS, f"{name}.json")
 
 
-def _seed_packs(paths: list[str], folder: str, machine: _Machine) -> tuple[list[PackReport], list[str]]:
-    reports: list[PackReport] = []
+def _seed_packs(paths: list[str], folder: str, machine: _Machine) -> tuple[list[_Seeded], list[str]]:
+    done: list[_Seeded] = []
     broken: list[str] = []
     stamps: dict[str, bytes] = {}
     for path in paths:
         try:
             stamp = machine.stamp(folder, read_header(path).pack_id)
-            report = _read_stamp(stamp, path, folder)
-            if report is None:
-                report, stamps[stamp] = _seed_pack(path, machine, folder)
-            reports.append(report)
+            seeded = _read_stamp(stamp, path, folder)
+            if seeded is None:
+                seeded, stamps[stamp] = _seed_pack(path, machine, folder)
+            done.append(seeded)
         except PrebuildError as error:
             broken.append(str(error))
+    reports = [one.report for one in done]
+    served = any(report.kernels for report in reports)
     # Stamps come after the files they speak of. Where nothing fits, nothing is left behind.
-    if stamps and any(report.kernels for report in reports):
+    if stamps and served:
         make_private(os.path.join(folder, STAMPS))
         for stamp, record in stamps.items():
             _publish(stamp, record)
     # Packs for another arch or FlyDSL are expected beside the right one: news is what leaves a kernel out, or all.
-    served = any(report.kernels for report in reports)
     lines = [f"{os.path.basename(r.path)}: {why}" for r in reports if r.kernels or not served for why in r.reasons]
-    return reports, broken + lines
+    return done, broken + lines
 
 
-def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[PackReport, bytes]:
+def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, bytes]:
     """Write what fits of a pack; returns the report, and the stamp's content."""
     pack = Pack(path)
     install, bitcode = machine.read()
     fitting = fit(pack, machine.arches, install, bitcode)
+    files = [placement.path for placement in fitting.placements]
     written = 0
-    if fitting.placements:
+    if files:
         texts = list(pack.payloads())
-        make_private(folder)
-        made: set[str] = set()
-        for placement in fitting.placements:
-            target = os.path.join(folder, placement.path)
-            _make_parent(target, made)
-            entry = placement.entry
-            data = cache.encode_entry(cache.Entry(texts[entry.payload], entry.fields))
-            written += _publish(target, data)
+
+        def content(index: int) -> bytes:
+            entry = fitting.placements[index].entry
+            return cache.encode_entry(cache.Entry(texts[entry.payload], entry.fields))
+
+        written = _write_all(folder, files, content)
     record = {
         "pack": path,
         "pack_id": pack.header.pack_id,
@@ -261,36 +251,70 @@ def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[PackReport, b
         "version": pack.version,
         "kernels": fitting.kernels,
         "reasons": fitting.reasons,
-        "files": [p.path for p in fitting.placements],
+        "files": files,
     }
     report = PackReport(path, pack.arch, pack.version, fitting.kernels, written, fitting.reasons)
-    return report, json.dumps(record).encode()
+    return _Seeded(report, files), json.dumps(record).encode()
 
 
-def _copy_bundled(bundled: str, folder: str) -> int:
-    """Copy the entries of a folder laid out as FlyDSL's cache that are not here yet; returns how many."""
+def _write_all(folder: str, files: list[str], content: Callable[[int], bytes]) -> int:
+    """Have all of ``files`` in place below a folder, ``content(index)`` in each; returns how many were written.
+
+    :raises OSError: the folder does not take them, or does not keep them.
+    """
+    written = 0
+    launchers = {os.path.dirname(path) for path in files}
+    for _ in range(_TRIES):
+        make_private(folder)
+        for launcher in launchers:
+            there = os.path.join(folder, launcher)
+            make_private(there)
+            _sweep(there, os.listdir(there))
+        for index, path in enumerate(files):
+            written += _publish(os.path.join(folder, path), content(index))
+        if not _missing(folder, files):
+            return written
+    raise OSError(errno.ENOENT, "files vanish as they are written", folder)
+
+
+def _missing(folder: str, files: Iterable[str]) -> set[str]:
+    """Which of ``files`` are not there."""
+    wanted = set(files)
+    for launcher in {os.path.dirname(path) for path in wanted}:
+        with contextlib.suppress(OSError):
+            wanted.difference_update(f"{launcher}/{name}" for name in os.listdir(os.path.join(folder, launcher)))
+    return wanted
+
+
+def _copy_bundled(bundled: str, folder: str) -> tuple[int, list[str]]:
+    """Copy the entries of a folder laid out as FlyDSL's cache that are not here yet.
+
+    Returns how many were copied, and all that are there to be copied.
+    """
     if os.path.realpath(folder) == bundled:
-        return 0
-    copied = 0
-    make_private(folder)
-    made: set[str] = set()
-    for launcher in sorted(os.listdir(bundled)):
-        source = os.path.join(bundled, launcher)
-        if launcher.startswith(".") or not os.path.isdir(source):
-            continue
-        there = os.path.join(folder, launcher)
-        present = set(os.listdir(there)) if os.path.isdir(there) else set()
-        for name in sorted(os.listdir(source)):
-            if not name.endswith(".pkl") or name in present:
-                continue
-            try:
-                with open(os.path.join(source, name), "rb") as file:
-                    data = file.read()
-            except OSError:
-                continue  # FlyDSL writes entries for their owner alone
-            _make_parent(os.path.join(there, name), made)
-            copied += _publish(os.path.join(there, name), data)
-    return copied
+        return 0, []
+    files = [
+        f"{launcher}/{name}"
+        for launcher in _listed(bundled)
+        if not launcher.startswith(".")
+        for name in _listed(os.path.join(bundled, launcher))
+        # FlyDSL writes entries for their owner alone.
+        if name.endswith(".pkl") and os.access(os.path.join(bundled, launcher, name), os.R_OK)
+    ]
+    absent = sorted(_missing(folder, files))
+
+    def content(index: int) -> bytes:
+        with open(os.path.join(bundled, absent[index]), "rb") as file:
+            return file.read()
+
+    return _write_all(folder, absent, content) if absent else 0, files
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def prune(folder: str, packs: Iterable[str]) -> list[str]:
@@ -345,14 +369,6 @@ def _remove(path: str) -> bool:
     return True
 
 
-def _make_parent(target: str, made: set[str]) -> None:
-    parent = os.path.dirname(target)
-    if parent not in made:
-        make_private(parent)
-        _sweep(parent)
-        made.add(parent)
-
-
 def _publish(target: str, data: bytes) -> bool:
     """Make ``target`` hold ``data`` by rename; False where it already did. Nobody ever sees a part of it."""
     try:
@@ -361,9 +377,9 @@ def _publish(target: str, data: bytes) -> bool:
                 return False
     except FileNotFoundError:
         pass
-    parent, name = os.path.split(target)
-    for attempt in (1, 2):
-        temporary = os.path.join(parent, f"{_TEMPORARY}{os.getpid()}-{time.monotonic_ns()}-{name[:40]}.tmp")
+    parent = os.path.dirname(target)
+    for attempt in range(1, _TRIES + 1):
+        temporary = os.path.join(parent, f"{TEMPORARY}{os.urandom(8).hex()}.tmp")
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -375,37 +391,43 @@ def _publish(target: str, data: bytes) -> bool:
                 raise
             return True
         except FileNotFoundError:
-            # Somebody deleted the folder meanwhile; once is an accident.
-            if attempt == 2:
+            # Somebody deleted the folder meanwhile, or swept the file: a clock that was set looks like an hour gone by.
+            if attempt == _TRIES:
                 raise
             make_private(parent)
     raise AssertionError("unreachable")
 
 
-def _sweep(folder: str) -> None:
-    """Remove what a process that was killed while seeding left behind, once it is surely dead."""
-    for name in os.listdir(folder):
-        if name.startswith(_TEMPORARY):
+def _sweep(folder: str, names: Iterable[str]) -> None:
+    """Remove what a process that was killed while seeding left behind, once it is surely dead.
+
+    What is as far in the future was written before the clock was set back.
+    """
+    for name in names:
+        if name.startswith(TEMPORARY):
             path = os.path.join(folder, name)
-            try:
-                if time.time() - os.stat(path).st_mtime > _STALE_SECONDS:
+            with contextlib.suppress(OSError):
+                if abs(time.time() - os.stat(path).st_mtime) > _STALE_SECONDS:
                     os.unlink(path)
-            except OSError:
-                continue
 
 
-def _read_stamp(stamp: str, path: str, folder: str) -> PackReport | None:
-    """What the stamp remembers, if every file it names is still there."""
+def _read_stamp(stamp: str, path: str, folder: str) -> _Seeded | None:
+    """What the stamp remembers, if every file it names is still there and can be locked."""
     try:
         with open(stamp, encoding="utf-8") as file:
             record = json.load(file)
+        files = record["files"]
         listed: dict[str, set[str]] = {}
-        for name in record["files"]:
+        for name in files:
             launcher, entry = name.split("/")
             listed.setdefault(launcher, set()).add(entry)
         for launcher, names in listed.items():
-            if not names.issubset(os.listdir(os.path.join(folder, launcher))):
+            there = os.path.join(folder, launcher)
+            present = os.listdir(there)
+            _sweep(there, present)
+            if not in_place(there, present, names):
                 return None
-        return PackReport(path, record["arch"], record["version"], record["kernels"], 0, record["reasons"])
+        report = PackReport(path, record["arch"], record["version"], record["kernels"], 0, record["reasons"])
+        return _Seeded(report, files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

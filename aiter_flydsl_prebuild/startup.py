@@ -12,24 +12,13 @@ from __future__ import annotations
 
 import os
 
-from .discovery import find_packs, folder_in_use, marker_path, marker_text
-from .target import target_arches
+from .marker import recall
 
 
 def at_startup() -> None:
-    """Seed unless the marker says that it was done. Ends the process in strict mode alone, with the reason."""
-    if os.environ.get("AITER_FLYDSL_PREBUILD", "on") == "off":
+    """Seed unless it is plain that nothing is to do. Ends the process in strict mode alone, with the reason."""
+    if recall() is not None:
         return
-    try:
-        arches = target_arches()
-        packs = find_packs() if arches else []
-        if not packs:
-            return
-        with open(marker_path(folder_in_use()), encoding="utf-8") as file:
-            if file.read() == marker_text(packs, arches):
-                return
-    except (OSError, ValueError):
-        pass
     from .errors import CheckError
     from .seeding import seed
 

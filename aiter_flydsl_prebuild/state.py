@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import flydsl_cache as cache
-from .discovery import find_packs, folder_in_use, rocm_root
+from .discovery import MODE_VARIABLE, bundled_folder, find_packs, folder_in_use, rocm_root
 from .errors import PrebuildError
 from .fitting import fit
 from .flydsl_install import known_identities, read_install
 from .pack import Pack
-from .places import bundled_folder, cautions, defeated
-from .seeding import MODE_VARIABLE
+from .places import cautions, defeated
 from .target import target_arches
 
 

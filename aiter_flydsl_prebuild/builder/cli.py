@@ -187,10 +187,13 @@ def _plan(options: argparse.Namespace) -> int:
         return 0
     reach = plan_reach(tables, gfx=[options.arch], cu_num=options.cu_num, tokens=tokens, rule=rule)
     reach, left_out = (reach, ()) if options.table else source.refine(reach, options.arch)
+    beside, left_out_beside = ([], ()) if options.table else source.beside_tables(options.arch)
+    left_out += left_out_beside
     if options.json:
-        _print_json({**to_json(reach), "left_out": [asdict(one) for one in left_out]})
+        more = {"left_out": [asdict(one) for one in left_out], "beside_tables": [job.name for job in beside]}
+        _print_json({**to_json(reach), **more})
     else:
-        show.plan(reach, left_out)
+        show.plan(reach, left_out, len(beside))
     return 0
 
 
@@ -308,9 +311,8 @@ def _seed(options: argparse.Namespace) -> int:
     report = seed(mode="strict" if options.strict else None, cache_dir=options.cache_dir)
     pruned = prune(report.cache_dir or folder_in_use(), find_packs()) if options.prune else []
     if options.json:
-        packs = [pack._asdict() for pack in report.packs]
         counts = {"kernels": report.kernels, "written": report.written, "pruned": pruned}
-        _print_json({**report._asdict(), "packs": packs, **counts})
+        _print_json({**report.to_json(), **counts})
     else:
         show.seeded(report, pruned)
     return 0

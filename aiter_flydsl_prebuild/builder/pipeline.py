@@ -79,7 +79,9 @@ def make_plan(request: BuildRequest) -> Plan:
     rule = request.rule or source.rule()
     reach = plan_reach(tables, gfx=[request.arch], cu_num=request.cu_num, tokens=request.tokens, rule=rule)
     reach, left_out = source.refine(reach, request.arch)
-    jobs = source.jobs(reach, request.arch)
+    beside, left_out_beside = source.beside_tables(request.arch)
+    jobs = source.jobs(reach, request.arch) + beside
+    left_out += left_out_beside
     if not jobs:
         nothing = f"no FlyDSL kernel serves {request.arch} for tokens {request.tokens[0]}..{request.tokens[1]}"
         raise InputError([nothing, *(f"left out: {one}" for one in left_out)])

@@ -86,6 +86,13 @@ def prove(request: dict[str, Any]) -> dict[str, Any]:
                 miss = misses.setdefault((name, shape), _miss(name, shape, error))
                 miss["tokens"].append(run)
                 break
+    for job in source.beside_tables(arch)[0]:
+        calls += 1
+        try:
+            source.compile(job)
+            hit.add((job.name, job.shape))
+        except Exception as error:
+            misses[job.name, job.shape] = _miss(job.name, job.shape, error)
     for miss in misses.values():
         miss["tokens"] = [list(run) for run in merge_ranges(miss["tokens"])]
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..seeding import SeedReport
+    from ..report import SeedReport
     from ..sources.base import LeftOut
     from .fromlog import Wanted
     from .proof import Proof
@@ -40,8 +40,11 @@ def _count(ranges: Sequence[Range]) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
-def plan(reach: Reach, left_out: Sequence[LeftOut] = ()) -> None:
-    """A line for each shape and operand contract, the totals, and what is left out; 0 CUs are every other partition."""
+def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> None:
+    """A line for each shape and operand contract, the totals, and what is left out.
+
+    0 CUs are every partition that no row is for; ``beside`` counts compiles that no table leads to.
+    """
     table = _table("op", "arch", "CUs", "N", "K", "scales", "kernels", "other libraries", "uncovered")
     for one in reach.shapes:
         shape = one.shape
@@ -64,6 +67,8 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = ()) -> None:
         f"\n{reach.distinct_kernels} distinct kernels for tokens {reach.tokens[0]}..{reach.tokens[1]} "
         f"(rule {reach.rule}); rows without a kernel: {skipped}"
     )
+    if beside:
+        console.print(f"{beside} compiles beside the tables")
     for lost in left_out:
         console.print(f"left out: {lost}")
 

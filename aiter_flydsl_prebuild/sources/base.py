@@ -51,7 +51,7 @@ class Job:
     """One compile: a kernel name and the arguments that enter its cache key.
 
     ``shape.cu_num`` is 0: a kernel is the same on every partition of a GPU. ``tokens`` are the token ranges that it
-    serves, for the manifest; they enter no key.
+    serves, for the manifest; they enter no key. ``arguments`` is what else the source needs, in its own words.
     """
 
     source: str
@@ -60,6 +60,7 @@ class Job:
     shape: Shape
     tokens: tuple[Range, ...]
     options: Options = Options()
+    arguments: str = ""
 
     @property
     def label(self) -> str:
@@ -120,6 +121,10 @@ class Source(ABC):
     @abstractmethod
     def call(self, shape: Shape, tokens: int) -> None:
         """Call the op for a token count, from its dispatch down to FlyDSL. Raises what FlyDSL raises."""
+
+    def beside_tables(self, arch: str) -> tuple[list[Job], tuple[LeftOut, ...]]:
+        """Compiles that no token count leads to; the proof calls :meth:`compile` for each again."""
+        return [], ()
 
     def jobs(self, reach: Reach, arch: str) -> list[Job]:
         """The compiles that a plan needs: each distinct kernel once."""

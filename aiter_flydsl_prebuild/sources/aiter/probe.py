@@ -1,8 +1,9 @@
 """What a plan needs to know of an imported AITER: ``python -m ….sources.aiter.probe ANSWER.json < request.json``.
 
 A process of its own, so that whoever plans (a command line, a build backend) need not import AITER with its stand-ins.
-The request names ``arch``, ``ops`` and ``shapes`` (a shape and its uncovered ranges); the answer holds ``reasons`` (why
-an op cannot be used, or null) and ``picks`` (per shape: runs of [kernel or null, first token, last token]).
+The request names ``arch``, ``ops``, ``shapes`` (a shape and its uncovered ranges) and ``kinds``; the answer holds
+``reasons`` (why an op or kind cannot be used, or null), ``picks`` (per shape: runs of [kernel or null, first token,
+last token]) and ``jobs`` (per kind: AITER's own).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from ...builder.reach import Range, Shape
 from ...errors import PrebuildError
+from . import ahead
 from .ops import OPS, Op
 
 
@@ -44,7 +46,13 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
     for fields, ranges in request["shapes"]:
         shape = Shape(**fields)
         picks.append(runs(ops[shape.op], shape, ranges) if shape.op in ops else [])
-    return {"reasons": reasons, "picks": picks}
+    jobs = {}
+    for kind in request["kinds"]:
+        try:
+            jobs[kind] = ahead.collect(kind, request["arch"])
+        except Exception as error:
+            reasons[kind] = f"AITER cannot collect its jobs ({type(error).__name__}: {error})"
+    return {"reasons": reasons, "picks": picks, "jobs": jobs}
 
 
 def runs(op: Op, shape: Shape, ranges: list[Range]) -> list[list[Any]]:

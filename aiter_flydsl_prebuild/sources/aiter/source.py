@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from ...builder.reach import KernelReach, Range, Reach, Shape, ShapeReach
 from ...builder.toolchain import scrubbed_environment
 from ...errors import CheckError, InputError
 from ..base import Job, LeftOut, Source, merge_ranges
-from . import installed
+from . import ahead, installed
 from .ops import DTYPES, OPS, Op
 from .tables import table_files
 
@@ -45,7 +46,11 @@ class AiterSource(Source):
         self._ops: dict[str, Op] = {}
 
     def check_options(self) -> None:
-        known = {"kinds": sorted(OPS), "dtypes": sorted(DTYPES), "models": [NO_MODELS, *sorted(model_lists())]}
+        known = {
+            "kinds": [*OPS, *self._kinds_of_aiter()],
+            "dtypes": sorted(DTYPES),
+            "models": [NO_MODELS, *sorted(model_lists())],
+        }
         problems = [
             f"the source {self.name} does not know {name} {value!r}; known are {', '.join(known[name])}"
             for name, values in asdict(self.options).items()
@@ -55,10 +60,23 @@ class AiterSource(Source):
         if problems:
             raise InputError(problems)
 
+    def _kinds_of_aiter(self) -> list[str]:
+        if not self.other_kinds:
+            return []
+        try:
+            return ahead.kinds(installed.find())
+        except InputError:
+            return []  # without AITER nothing can be built, and that is said later
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """The operand contracts asked for."""
         return tuple(op for op in rules.OPS if op in (self.options.kinds or rules.OPS))
+
+    @property
+    def other_kinds(self) -> tuple[str, ...]:
+        """The kinds asked for that only AITER's ahead-of-time jobs know."""
+        return tuple(kind for kind in self.options.kinds if kind not in OPS)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -66,7 +84,8 @@ class AiterSource(Source):
         return self.options.dtypes or ("bf16",)
 
     def tables(self) -> list[Path]:
-        return table_files(installed.find(), self.kinds)
+        # Some table is always read: where none is asked for, refine keeps nothing of it.
+        return table_files(installed.find(), self.kinds or (rules.BPRESHUFFLE,))
 
     def identity(self) -> dict[str, str]:
         return installed.identity(installed.find())
@@ -85,8 +104,11 @@ class AiterSource(Source):
         picked: dict[Shape, list[tuple[str | None, Range]]] = {}
         if unsure:
             open_shapes = [entry for entry in shapes if entry.shape.op in unsure and entry.uncovered]
-            reasons, picked = _probe(arch, unsure, open_shapes)
-            lacking |= reasons
+            request = {"ops": unsure, "shapes": [[asdict(e.shape), e.uncovered] for e in open_shapes]}
+            found = _probe({"arch": arch, "kinds": [], **request})
+            lacking |= found["reasons"]
+            picks = [[(name, (first, last)) for name, first, last in runs] for runs in found["picks"]]
+            picked = dict(zip((entry.shape for entry in open_shapes), picks, strict=True))
         kept = [_with_picks(entry, picked.get(entry.shape, [])) for entry in shapes if lacking[entry.shape.op] is None]
         left_out = [
             _left_out(op, [e for e in reach.shapes if e.shape.op == op], reason)
@@ -101,7 +123,27 @@ class AiterSource(Source):
         refined = replace(reach, shapes=tuple(kept), distinct_kernels=len(distinct), undecodable=undecodable)
         return refined, tuple(left_out)
 
+    def beside_tables(self, arch: str) -> tuple[list[Job], tuple[LeftOut, ...]]:
+        """AITER's own ahead-of-time jobs of the other kinds asked for."""
+        if not self.other_kinds:
+            return [], ()
+        found = _probe({"arch": arch, "ops": [], "shapes": [], "kinds": self.other_kinds})
+        jobs = [self._job(kind, arch, job) for kind in found["jobs"] for job in found["jobs"][kind]]
+        reasons = {kind: found["reasons"].get(kind) or "AITER has no job for this arch" for kind in self.other_kinds}
+        left_out = [LeftOut(kind, 0, 0, reasons[kind]) for kind in self.other_kinds if not found["jobs"].get(kind)]
+        return jobs, tuple(left_out)
+
+    def _job(self, kind: str, arch: str, job: dict[str, Any]) -> Job:
+        """A job of AITER's as one of ours; its name says which of AITER's with that kernel name it is."""
+        arguments = json.dumps(job, sort_keys=True)
+        name = f"{job.get('kernel_name', kind)}#{hashlib.sha256(arguments.encode()).hexdigest()[:8]}"
+        n, k = (int(job.get(key) or 0) for key in ("n", "k"))
+        return Job(self.name, arch, name, Shape(kind, arch, 0, n, k, None, None), (), self.options, arguments)
+
     def compile(self, job: Job) -> None:
+        if job.arguments:
+            ahead.compile_job(job.shape.op, job.arch, json.loads(job.arguments))
+            return
         op = self._op(job.shape, job.arch)
         for dtype in op.dtypes(job.name, self.dtypes):
             for tokens in counts_to_compile(job.tokens):
@@ -192,19 +234,16 @@ def _left_out(op: str, shapes: Sequence[ShapeReach], reason: str) -> LeftOut:
     return LeftOut(op, len(kernels), len(shapes), reason)
 
 
-def _probe(
-    arch: str, ops: Sequence[str], shapes: Sequence[ShapeReach]
-) -> tuple[dict[str, str | None], dict[Shape, list[tuple[str | None, Range]]]]:
-    """Ask a process that imports AITER: why an op cannot be used here, and what its heuristic picks.
+def _probe(request: dict[str, Any]) -> dict[str, Any]:
+    """Ask :mod:`.probe`, a process that imports AITER.
 
-    :raises CheckError: the process ended without an answer.
+    :raises CheckError: the process ended without an answer, or AITER cannot be imported.
     """
-    request = {"arch": arch, "ops": list(ops), "shapes": [[asdict(e.shape), e.uncovered] for e in shapes]}
     with tempfile.TemporaryDirectory(prefix="afp-probe-") as name:
         folder = Path(name)
         answer = folder / "answer.json"
         environment = scrubbed_environment(
-            os.environ, rocm_root=folder / "no-rocm", arch=arch, cache_dir=folder / "cache"
+            os.environ, rocm_root=folder / "no-rocm", arch=request["arch"], cache_dir=folder / "cache"
         )
         run = subprocess.run(
             [sys.executable, "-m", f"{__package__}.probe", str(answer)],
@@ -217,9 +256,8 @@ def _probe(
         )
         if not answer.exists():
             said = "\n".join((run.stdout + run.stderr).strip().splitlines()[-20:])
-            raise CheckError(f"AITER could not be asked for its heuristic (status {run.returncode}):\n{said}")
-        found = json.loads(answer.read_text(encoding="utf-8"))
+            raise CheckError(f"the process that asks AITER ended with status {run.returncode}:\n{said}")
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     if "problem" in found:
         raise CheckError(found["problem"])
-    picks = [[(pick, (first, last)) for pick, first, last in runs] for runs in found["picks"]]
-    return found["reasons"], {entry.shape: runs for entry, runs in zip(shapes, picks, strict=True)}
+    return found

@@ -45,6 +45,19 @@ class Device:
         self.cu_num = NO_CU_NUM
 
 
+class _Answer:
+    """A function that answers for the device; AITER's own remember, and some of its code lets them forget."""
+
+    def __init__(self, device: Device, what: str) -> None:
+        self._device, self._what = device, what
+
+    def __call__(self) -> Any:
+        return getattr(self._device, self._what)
+
+    def cache_clear(self) -> None:
+        """Nothing is remembered."""
+
+
 @functools.cache
 def import_light(arch: str) -> Device:
     """Import AITER for ``arch`` in this process, the way its ahead-of-time compiler does, with the stand-ins in place.
@@ -76,7 +89,7 @@ def import_light(arch: str) -> Device:
         with environment(ROCM_HOME=str(scratch), ROCM_PATH=str(scratch)):
             importlib.import_module(installed.PACKAGE)
         logging.getLogger(installed.PACKAGE).setLevel(logging.ERROR)
-        _replace("jit.utils.chip_info", get_gfx_runtime=lambda: device.arch, get_cu_num=lambda: device.cu_num)
+        _replace("jit.utils.chip_info", get_gfx_runtime=_Answer(device, "arch"), get_cu_num=_Answer(device, "cu_num"))
         padding = functools.partial(_padded_m, installed.rule(found))
         _replace("ops.gemm_op_common", get_padded_m=padding)
         _replace_stream()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,24 @@ def private_tables(aiter: Installed, folder: Path, environ: Mapping[str, str] = 
     ``folder``.
     """
     variables = {}
-    for family in FAMILIES:
+    for family in [*FAMILIES, *other_families(aiter)]:
         files = family_files(aiter, family, environ)
         if len(files) > 1:
             files = [merge(files, folder / f"{family.stem}.csv")]
         if files:
             variables[family.variable] = str(files[0])
     return variables
+
+
+def other_families(aiter: Installed) -> list[Family]:
+    """The families that AITER has beside :data:`FAMILIES`: it merges some of them as soon as a module is imported."""
+    try:
+        text = (aiter.package / "jit/core.py").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    pairs = re.findall(r'get_config_file\(\s*"(AITER_CONFIG_\w+)",\s*\w+,\s*"(\w+)"', text)
+    known = {family.variable for family in FAMILIES}
+    return [Family(variable, stem, ()) for variable, stem in pairs if variable not in known]
 
 
 def merge(files: Sequence[Path], merged: Path) -> Path:

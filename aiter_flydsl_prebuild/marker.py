@@ -1,0 +1,152 @@
+"""The marker of a finished seeding: what a process that finds all in place reads, and next to nothing else.
+
+It is written where a seeding had nothing to say. First it holds what seeding again would look at: FlyDSL's RECORD, the
+device bitcode, the arches, the packs, and what AITER bundles; then what was reported; then the names of the files.
+Where one of these changed, a file is gone, or anything is unusual, :func:`recall` has no answer and seeding takes its
+full course.
+
+Imports nothing that a bare interpreter has not loaded already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from .discovery import (
+    CACHE_VARIABLE,
+    RUN_ONLY_VARIABLE,
+    STAMPS,
+    TEMPORARY,
+    bundled_folder,
+    file_state,
+    find_packs,
+    fingerprint,
+    folder_in_use,
+    mode_of,
+)
+from .report import PackReport, SeedReport
+from .target import driver_arches, environment_arch, target_arches
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, MutableMapping
+
+_END = "\n\n"
+
+# FlyDSL's variables that say nothing about its cache but where it is; any other gets a closer look (places.py).
+_USUAL = ("FLYDSL_GPU_ARCH", CACHE_VARIABLE, RUN_ONLY_VARIABLE)
+
+
+def recall(packages: Iterable[str] = (), environ: MutableMapping[str, str] = os.environ) -> SeedReport | None:
+    """What seeding would report, if it is plain that there is nothing to do; None where it has to be found out."""
+    started = time.perf_counter()
+    mode = mode_of(environ)
+    if mode is None:
+        return None
+    arches = target_arches(environ) if mode != "off" else []
+    if not arches:
+        return SeedReport(mode, arches)
+    try:
+        packs = find_packs(packages, environ)
+        bundled = bundled_folder()
+        if not packs and not bundled and mode != "strict":
+            return SeedReport(mode, arches)
+        if _unusual(environ):
+            return None
+        folder = folder_in_use(environ)
+        with open(marker_path(folder), encoding="utf-8") as file:
+            text = file.read()
+        head = _head(packs, bundled, arches, environ)
+        reports = _reports(text[len(head) :], folder) if text.startswith(head) else None
+    except (OSError, ValueError):
+        return None
+    if reports is None:
+        return None
+    if mode == "strict":
+        environ[RUN_ONLY_VARIABLE] = "1"
+    if bundled:
+        # Else AITER points FlyDSL into its own package.
+        environ[CACHE_VARIABLE] = folder
+    return SeedReport(mode, arches, folder, reports, seconds=time.perf_counter() - started)
+
+
+def marker_path(folder: str) -> str:
+    """The marker of a cache root, for this Python."""
+    return os.path.join(folder, STAMPS, f"seeded-{sys.implementation.cache_tag}")
+
+
+def marker_text(
+    reports: list[PackReport],
+    files: Iterable[str],
+    bundled: str | None,
+    arches: list[str],
+    environ: MutableMapping[str, str],
+) -> str | None:
+    """What :func:`recall` reads; None where a name has a character that divides the marker's lines."""
+    lines = [[r.path, r.arch, r.version, str(r.kernels), *r.reasons] for r in reports]
+    launchers: dict[str, list[str]] = {}
+    for path in files:
+        launcher, name = path.split("/")
+        launchers.setdefault(launcher, []).append(name)
+    lines.append([])
+    lines += [[launcher, *names] for launcher, names in launchers.items()]
+    if any("\t" in word or "\n" in word for line in lines for word in line):
+        return None
+    head = _head([r.path for r in reports], bundled, arches, environ)
+    return head + "\n".join(map("\t".join, lines))
+
+
+def _head(packs: list[str], bundled: str | None, arches: list[str], environ: MutableMapping[str, str]) -> str:
+    lines = [fingerprint(arches, environ), *map(_pack_state, packs)]
+    if bundled:
+        lines.append(file_state(bundled))
+    return "\n".join(lines) + _END
+
+
+def _pack_state(path: str) -> str:
+    # Magic and id; times say little where an image's layers were made with all of them equal.
+    with open(path, "rb") as file:
+        return f"{path} {file.read(40).hex()}"
+
+
+def _unusual(environ: MutableMapping[str, str]) -> bool:
+    """Whether settings are such that seeding might have a word to say about them."""
+    if any(name.startswith("FLYDSL_") and name not in _USUAL for name in environ):
+        return True
+    if not os.path.isabs(environ.get(CACHE_VARIABLE, "/")):
+        return True
+    wanted = environment_arch(environ)
+    return wanted is not None and wanted not in (driver_arches() or [wanted])
+
+
+def _reports(text: str, folder: str) -> list[PackReport] | None:
+    """The reports that a marker holds, if its files are there and FlyDSL can lock them."""
+    state = os.stat(folder)
+    if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+        return None
+    lines = iter(text.split("\n"))
+    reports = []
+    for line in lines:
+        if not line:
+            break
+        path, arch, version, kernels, *reasons = line.split("\t")
+        reports.append(PackReport(path, arch, version, int(kernels), 0, reasons))
+    for line in lines:
+        launcher, *names = line.split("\t")
+        there = os.path.join(folder, launcher)
+        present = os.listdir(there)
+        if _leftovers(present) or not in_place(there, present, names):
+            return None
+    return None if _leftovers(os.listdir(os.path.join(folder, STAMPS))) else reports
+
+
+def in_place(folder: str, present: Iterable[str], names: Iterable[str]) -> bool:
+    """Whether a folder has files of these names, and FlyDSL can make its lock files beside them."""
+    return set(present).issuperset(names) and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _leftovers(present: Iterable[str]) -> bool:
+    """Whether somebody is writing here, or was killed while doing so: seeding sweeps that away in time."""
+    return any(name.startswith(TEMPORARY) for name in present)

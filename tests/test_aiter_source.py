@@ -1,0 +1,333 @@
+"""AITER as a source: against the stand-in package of these tests, and against a real checkout where AITER_SOURCE is."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiter_flydsl_prebuild.builder import rules
+from aiter_flydsl_prebuild.builder.proof import open_subject
+from aiter_flydsl_prebuild.errors import CheckError, InputError
+from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.sources import load_source
+from aiter_flydsl_prebuild.sources.aiter import installed, tables
+from aiter_flydsl_prebuild.sources.aiter.source import counts_to_compile, model_lists
+from aiter_flydsl_prebuild.sources.base import Options
+from conftest import HERE, prebuild
+
+STANDIN = HERE / "standin_aiter"
+PER_TOKEN, MXSCALE = (family.variable for family in tables.FAMILIES)
+
+
+def environment(checkout: Path, **more: str) -> dict[str, str]:
+    """The tests' environment with an AITER to import and no variables of its tables but those given."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AITER_CONFIG_")}
+    return {**kept, "PYTHONPATH": str(checkout), **more}
+
+
+def run(command: str, *arguments: str | Path, checkout: Path = STANDIN, status: int = 0, **variables: str) -> Any:
+    """A command with --json, which must end with ``status``; what it printed."""
+    done = prebuild(command, *arguments, "--json", environment=environment(checkout, **variables))
+    assert done.returncode == status, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def names(reach: Any, **wanted: Any) -> list[str]:
+    """The kernels of the one shape with these fields."""
+    (shape,) = (s for s in reach["shapes"] if all(s[key] == value for key, value in wanted.items()))
+    return [kernel["name"] for kernel in shape["kernels"]]
+
+
+def manifest_of(wheel: Path, folder: Path) -> dict[str, Any]:
+    """The manifest of a wheel's one pack."""
+    (pack,) = open_subject(wheel, folder).packs
+    return Pack(str(pack)).manifest
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A wheel of the stand-in's kernels, and what build said."""
+    out = tmp_path_factory.mktemp("aiter")
+    arguments = ("--source", "aiter", "--tokens", "1..64", "--models", "none", "--dtypes", "bf16", "f16", "--out", out)
+    result = run("build", *arguments)
+    return Path(result["wheel"]), result
+
+
+# ---- the installation, without importing it --------------------------------------------------------------------------
+
+
+def test_the_files_are_those_that_aiter_would_merge(tmp_path: Path) -> None:
+    aiter = installed.Installed(STANDIN / "aiter")
+    family = tables.FAMILIES[0]
+    found = tables.family_files(aiter, family, {})
+    assert [path.name for path in found] == [
+        "a8w8_bpreshuffle_tuned_gemm.csv",
+        "a8w8_bpreshuffle_tuned_gemm_small.csv",
+    ]
+    mine = tmp_path / "mine.csv"
+    mine.write_text("gfx\n")
+    assert tables.family_files(aiter, family, {PER_TOKEN: f"{mine}:{tmp_path / 'gone.csv'}"}) == [mine]
+    with pytest.raises(InputError, match=f"a8w8_bpreshuffle_tuned_gemm.csv .{PER_TOKEN}"):
+        tables.table_files(aiter, [rules.BPRESHUFFLE], {PER_TOKEN: str(tmp_path / "gone.csv")})
+
+
+def test_a_private_copy_holds_every_row_and_the_tables_stay_as_they_are(tmp_path: Path) -> None:
+    aiter = installed.Installed(STANDIN / "aiter")
+    before = {path: path.read_bytes() for path in STANDIN.rglob("*.csv")}
+    variables = tables.private_tables(aiter, tmp_path, {})
+    with open(variables[PER_TOKEN], newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 7
+    assert {row["gfx"] for row in rows} == {"gfx950"}  # one file has no gfx column
+    # One file needs no merging, so that AITER may read it where it is.
+    assert variables[MXSCALE].startswith(str(STANDIN))
+    assert before == {path: path.read_bytes() for path in STANDIN.rglob("*.csv")}
+
+
+def test_the_digest_is_that_of_the_kernel_sources(tmp_path: Path) -> None:
+    shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
+    aiter = installed.Installed(tmp_path / "copy" / "aiter")
+    first = installed.identity(aiter)
+    assert first["version"] == "unknown"
+    (aiter.package / "_version.py").write_text("version = '0.1.9.dev3+gabc1234.d20260822'\n")
+    described = installed.identity(aiter)
+    assert described == {**first, "version": "0.1.9.dev3+gabc1234.d20260822", "commit": "abc1234"}
+    (aiter.package / "ops" / "gemm_op_a8w8.py").write_text("")
+    assert installed.identity(aiter)["digest"] == first["digest"]
+    (aiter.package / "ops" / "flydsl" / "kernels.py").write_text("")
+    assert installed.identity(aiter)["digest"] != first["digest"]
+
+
+def test_the_padding_rule_is_read_from_its_source(tmp_path: Path) -> None:
+    assert installed.rule(installed.Installed(STANDIN / "aiter")) == "newest"
+    source = tmp_path / "aiter_meta" / "csrc" / "py_itfs_cu" / "gemm_common.cu"
+    source.parent.mkdir(parents=True)
+    source.write_text("if(M <= 256) { padded_m = (M + 15) / 16 * 16; }")
+    assert installed.rule(installed.Installed(tmp_path / "aiter")) == "august"
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_a_compiled_padding_that_disagrees_is_an_error(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    def padded(m: int, n: int, k: int, level: int) -> int:
+        return rules.padded_m(m, n, level, "newest")
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace(getPaddedM=padded))
+    if rule == "newest":
+        installed.check_padding(Path("module_gemm_common.so"), rule)
+    else:
+        with pytest.raises(CheckError, match="pads M=1, N=4096 to 1 at level 0, the rule august to 16"):
+            installed.check_padding(Path("module_gemm_common.so"), rule)
+
+
+def test_a_compiled_padding_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
+    module = tmp_path / "module_gemm_common.so"
+    module.write_bytes(b"nothing")
+    with pytest.raises(CheckError, match="cannot be loaded"):
+        installed.check_padding(module, "newest")
+
+
+def test_every_kernel_that_a_name_can_mean_is_compiled() -> None:
+    assert counts_to_compile([(1, 8192)]) == [1, 2, 17]
+    assert counts_to_compile([(3, 3), (40, 50), (20, 30)]) == [3, 20]
+    assert counts_to_compile([(1, 1)]) == [1]
+
+
+def test_options_are_checked() -> None:
+    asked = Options(("mxscale_bmm", "moe3"), ("f32",), ("deepseek-v9",))
+    with pytest.raises(InputError) as caught:
+        load_source("aiter", asked)
+    assert [problem.split(";")[0] for problem in caught.value.problems] == [
+        "the source aiter does not know kinds 'moe3'",
+        "the source aiter does not know dtypes 'f32'",
+        "the source aiter does not know models 'deepseek-v9'",
+    ]
+    with pytest.raises(InputError, match="the source reference has no kinds"):
+        load_source("reference", Options(kinds=("mxscale_bmm",)))
+    assert Options.from_json(json.loads(json.dumps(asked.to_json()))) == asked
+    assert Options.from_json({}) == replace(asked, kinds=(), dtypes=(), models=())
+
+
+# ---- the stand-in package --------------------------------------------------------------------------------------------
+
+
+def test_no_aiter(tmp_path: Path) -> None:
+    if importlib.util.find_spec("aiter"):
+        pytest.skip("an AITER is installed here")
+    found = run("plan", "--source", "aiter", checkout=tmp_path, status=2)
+    assert "AITER is not installed" in found["error"]
+
+
+def test_the_plan_has_the_heuristic_and_says_what_it_leaves_out() -> None:
+    plan = run("plan", "--source", "aiter", "--tokens", "1..128")
+    assert plan["rule"] == "newest"
+    # Untuned token counts of a tuned shape, and every token count on a GPU that no row is for.
+    pick = "flydsl_bmm_mxfp8_mfma_t{}x32x256_w1x1_nb4_sk{}"
+    tuned = names(plan, op="mxscale_bmm", cu_num=256, w_scale_block="32x32")
+    assert {pick.format(16, 2), pick.format(64, 2), pick.format(64, 1)} < set(tuned)
+    layers = {(shape["n"], shape["k"]) for shape in plan["shapes"] if shape["cu_num"] == 0}
+    assert layers == {(shape["n"], shape["k"]) for shape in model_lists()["deepseek-v4.1"]["shapes"]}
+    anywhere = next(shape for shape in plan["shapes"] if shape["cu_num"] == 0)
+    assert [(k["name"], k["tokens"]) for k in anywhere["kernels"]] == [
+        (pick.format(16, 2), [[1, 16]]),
+        (pick.format(64, 2), [[17, 99]]),
+        (pick.format(64, 1), [[100, 128]]),
+    ]
+    assert all(not shape["uncovered"] for shape in plan["shapes"] if shape["op"] == "mxscale_bmm")
+    (left_out,) = plan["left_out"]
+    assert (left_out["op"], left_out["kernels"], left_out["shapes"]) == ("mxscale_2d", 1, 1)
+    assert "no entry point" in left_out["reason"]
+    assert "mxscale_preshuffle_kernels.py" in left_out["reason"]
+
+
+def test_kinds_choose_tables_and_shapes() -> None:
+    plan = run("plan", "--source", "aiter", "--tokens", "1..8", "--kinds", "a8w8_bpreshuffle")
+    assert {shape["op"] for shape in plan["shapes"]} == {"a8w8_bpreshuffle"}
+    assert plan["left_out"] == []
+
+
+def test_a_flydsl_that_is_too_old_leaves_the_family_out(tmp_path: Path) -> None:
+    shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
+    module = tmp_path / "copy" / "aiter" / "ops" / "flydsl" / "batched_gemm_a8w8_gfx950.py"
+    module.write_text("from flydsl.expr import not_there_yet\n" + module.read_text())
+    plan = run("plan", "--source", "aiter", "--tokens", "1..8", checkout=tmp_path / "copy")
+    reasons = {one["op"]: one["reason"] for one in plan["left_out"]}
+    assert "the installed FlyDSL lacks what they use" in reasons["mxscale_bmm"]
+    assert "not_there_yet" in reasons["mxscale_bmm"]
+    assert {shape["op"] for shape in plan["shapes"]} == {"a8w8_bpreshuffle"}
+    only = ("--kinds", "mxscale_bmm")
+    found = run("build", "--source", "aiter", *only, "--out", tmp_path, checkout=tmp_path / "copy", status=2)
+    assert any("left out: mxscale_bmm" in problem for problem in found["problems"])
+
+
+def test_the_proof_goes_through_the_ops(built: tuple[Path, Any], tmp_path: Path) -> None:
+    wheel, result = built
+    proof = result["proof"]
+    assert proof["ok"]
+    assert proof["dispatches"] == 5 * 64
+    assert proof["compiled"] == 0
+    assert proof["misses"] == []
+    kernels = {(k["name"], k["n"], k["w_scale_block"]): k for k in manifest_of(wheel, tmp_path)["kernels"]}
+    assert len(kernels) == result["kernels"] == 12
+    # Two output types of the per-token op, but of the eight-wave kernels one, which is said.
+    assert len(kernels["flydsl_bpreshuflle_16x64x256_F8_F8_B16_1x0x0x2_default", 256, None]["entries"]) == 2
+    assert len(kernels["flydsl_bpreshuffle_8w_256x256x128_F8_F8_B16_1x4", 256, None]["entries"]) == 1
+    reasons = {one["op"]: one["reason"] for one in result["left_out"]}
+    assert reasons["a8w8_bpreshuffle"] == "AITER cannot run them with output type float16"
+    # Both layouts of 128-wide x scales where one row and more rows share a name.
+    assert len(kernels["flydsl_bmm_mxfp8_mfma_t16x32x256_w1x1_nb4_sk1", 512, "128x128"]["entries"]) == 2
+    assert len(kernels["flydsl_bmm_mxfp8_mfma_t16x32x256_w1x1_nb4_sk1", 512, "32x32"]["entries"]) == 1
+
+
+def test_the_manifest_says_which_aiter(built: tuple[Path, Any], tmp_path: Path) -> None:
+    manifest = manifest_of(built[0], tmp_path)
+    assert manifest["source"]["name"] == "aiter"
+    assert manifest["source"]["digest"] == installed.identity(installed.Installed(STANDIN / "aiter"))["digest"]
+    assert manifest["plan"]["options"] == {"kinds": [], "dtypes": ["bf16", "f16"], "models": ["none"]}
+    assert manifest["plan"]["left_out"] == built[1]["left_out"]
+    assert manifest["plan"]["rule"] == "newest"
+
+
+def test_it_holds_in_another_process_and_compiles_without_the_wheel(built: tuple[Path, Any]) -> None:
+    assert run("verify", built[0])["ok"]
+    cold = run("verify", built[0], "--cold")
+    assert cold["ok"]
+    assert cold["compiled"] > 0
+
+
+def test_other_kinds_go_through_aiters_own_jobs(tmp_path: Path) -> None:
+    arguments = ("--source", "aiter", "--tokens", "1..8", "--kinds", "moe", "nothing")
+    plan = run("plan", *arguments)
+    assert [name.split("#")[0] for name in plan["beside_tables"]] == ["flydsl_moe1", "flydsl_moe1"]
+    assert plan["shapes"] == []
+    assert [(one["op"], one["reason"]) for one in plan["left_out"]] == [("nothing", "AITER has no job for this arch")]
+    result = run("build", *arguments, "--out", tmp_path)
+    assert result["kernels"] == result["proof"]["kernels"] == 2
+    assert result["proof"]["ok"]
+    assert {kernel["op"] for kernel in manifest_of(Path(result["wheel"]), tmp_path)["kernels"]} == {"moe"}
+
+
+def test_another_aiter_is_said(built: tuple[Path, Any], tmp_path: Path) -> None:
+    shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
+    with (tmp_path / "copy" / "aiter" / "ops" / "flydsl" / "kernels.py").open("a") as file:
+        file.write("# changed\n")
+    found = run("verify", built[0], checkout=tmp_path / "copy", status=1)
+    assert any("is not the one that the kernels were built from" in problem for problem in found["problems"])
+
+
+def test_tables_that_aiter_would_rewrite_are_refused(tmp_path: Path) -> None:
+    table = STANDIN / "aiter" / "configs" / "a8w8_bpreshuffle_tuned_gemm.csv"
+    other = tmp_path / "other.csv"
+    other.write_text(
+        table.read_text().replace(",1.5,flydsl_bpreshuflle_16x64x256", ",0.5,flydsl_bpreshuflle_32x64x256")
+    )
+    before = other.read_bytes(), table.read_bytes()
+    variables = {PER_TOKEN: f"{table}{os.pathsep}{other}"}
+    kinds = ("--kinds", "a8w8_bpreshuffle")
+    found = run("plan", "--source", "aiter", *kinds, status=2, **variables)
+    assert "AITER's merge would keep" in found["error"]
+    assert (other.read_bytes(), table.read_bytes()) == before
+
+
+# ---- a real AITER ----------------------------------------------------------------------------------------------------
+
+real = pytest.mark.skipif(
+    "AITER_SOURCE" not in os.environ, reason="AITER_SOURCE does not name an AITER checkout to test against"
+)
+
+
+@pytest.fixture
+def checkout() -> Path:
+    return Path(os.environ["AITER_SOURCE"]).resolve()
+
+
+@pytest.fixture
+def few_rows(checkout: Path, tmp_path: Path) -> Path:
+    """The rows of one small gfx950 shape with FlyDSL kernels of both per-token families, up to 4096 tokens."""
+    aiter = installed.Installed(checkout / "aiter")
+    merged = tables.merge(tables.family_files(aiter, tables.FAMILIES[0], {}), tmp_path / "all.csv")
+    with merged.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["gfx"] == "gfx950"]
+    shapes: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        shapes.setdefault((row["N"], row["K"]), []).append(row)
+    chosen = min(
+        (found for found in shapes.values() if any("8w_" in row["kernelName"] for row in found)),
+        key=lambda found: len({row["kernelName"] for row in found}),
+    )
+    table = tmp_path / "few.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(row for row in chosen if row["libtype"] != "flydsl" or int(row["M"]) in (1, 64, 2048, 4096))
+    return table
+
+
+@real
+def test_the_real_tables_are_planned(checkout: Path) -> None:
+    before = {path: path.read_bytes() for path in (checkout / "aiter" / "configs").rglob("*.csv")}
+    plan = run("plan", "--source", "aiter", "--tokens", "1..32768", "--kinds", "a8w8_bpreshuffle", checkout=checkout)
+    assert len(plan["shapes"]) >= 78
+    assert plan["distinct_kernels"] >= 600
+    assert before == {path: path.read_bytes() for path in (checkout / "aiter" / "configs").rglob("*.csv")}
+
+
+@real
+def test_real_kernels_build_and_prove(checkout: Path, few_rows: Path, tmp_path: Path) -> None:
+    arguments = ("--source", "aiter", "--tokens", "1..4096", "--kinds", "a8w8_bpreshuffle", "--out", tmp_path)
+    result = run("build", *arguments, checkout=checkout, **{PER_TOKEN: str(few_rows)})
+    assert result["kernels"] >= 2
+    assert result["proof"]["ok"]
+    assert result["proof"]["compiled"] == 0
+    assert result["proof"]["dispatches"] == 4096
+    manifest = manifest_of(Path(result["wheel"]), tmp_path)
+    assert {kernel["name"].split("_")[1] for kernel in manifest["kernels"]} == {"bpreshuflle", "bpreshuffle"}
