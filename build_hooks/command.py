@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -83,11 +87,30 @@ class build_flydsl_kernels(Command):
         from aiter_flydsl_prebuild.builder.pipeline import BuildRequest, build_pack
         from aiter_flydsl_prebuild.builder.progress import Progress
         from aiter_flydsl_prebuild.builder.reach import parse_tokens
+        from aiter_flydsl_prebuild.sources.base import Options
 
-        request = BuildRequest(config.source, config.arch, parse_tokens(config.tokens), config.cu_num)
-        built = build_pack(request, folder, Progress)
+        options = Options(config.kinds, config.dtypes, config.models)
+        request = BuildRequest(config.source, config.arch, parse_tokens(config.tokens), config.cu_num, options=options)
+        with _import_path(str(config.source_path.resolve())):
+            built = build_pack(request, folder, Progress)
         self.announce(f"{built.kernels} FlyDSL kernels, {built.bytes} bytes, proven in {built.seconds:.0f} s", level=2)
         return built.path
+
+
+@contextmanager
+def _import_path(folder: str) -> Iterator[None]:
+    """Let this process and the build's workers import from a folder: the kernels may be in the project itself."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _python_tag(pack: Pack) -> str | None:

@@ -21,8 +21,10 @@ class HookConfig:
     """What the table says.
 
     ``package`` is the package of the project that the pack goes into (its ``flydsl_kernels`` folder). ``pack`` names a
-    finished pack; without it one is built from ``source`` for ``arch`` and ``tokens``. ``optional`` lets the wheel be
-    built without kernels where they cannot be made; ``editable`` builds them for editable installs too.
+    finished pack; without it one is built from ``source`` for ``arch`` and ``tokens``, ``kinds``, ``dtypes`` and
+    ``models``, with ``source_path`` in front of the import path. ``loader`` makes this project a requirement of the
+    wheel. ``optional`` lets the wheel be built without kernels where they cannot be made; ``editable`` builds them for
+    editable installs too.
     """
 
     package: str
@@ -31,6 +33,11 @@ class HookConfig:
     arch: str
     tokens: str
     cu_num: tuple[int, ...]
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    models: tuple[str, ...]
+    source_path: Path
+    loader: bool
     optional: bool
     editable: bool
 
@@ -44,6 +51,11 @@ _KEYS: dict[str, tuple[type, Any]] = {
     "arch": (str, "gfx950"),
     "tokens": (str, "1..8192"),
     "cu-num": (list, []),
+    "kinds": (list, []),
+    "dtypes": (list, []),
+    "models": (list, []),
+    "source-path": (str, "."),
+    "loader": (bool, True),
     "optional": (bool, False),
     "editable": (bool, False),
 }
@@ -78,8 +90,10 @@ def read_config(project: Path, environ: Mapping[str, str] = os.environ) -> HookC
             problems.append(f"pyproject.toml: [tool.{TABLE}] {key} must be of type {kind.__name__}, is {table[key]!r}")
         elif values[key] is None and default is None:
             problems.append(f"pyproject.toml: [tool.{TABLE}] needs {key}")
-    if isinstance(values["cu-num"], list) and not all(type(value) is int for value in values["cu-num"]):
-        problems.append(f"pyproject.toml: [tool.{TABLE}] cu-num must be a list of integers")
+    for key, kind in (("cu-num", int), ("kinds", str), ("dtypes", str), ("models", str)):
+        if isinstance(values[key], list) and not all(type(value) is kind for value in values[key]):
+            what = {int: "integers", str: "strings"}[kind]
+            problems.append(f"pyproject.toml: [tool.{TABLE}] {key} must be a list of {what}")
     if problems:
         raise InputError(problems)
     switch = environ.get(SWITCH, "")
@@ -92,6 +106,11 @@ def read_config(project: Path, environ: Mapping[str, str] = os.environ) -> HookC
         arch=values["arch"],
         tokens=values["tokens"],
         cu_num=tuple(values["cu-num"]),
+        kinds=tuple(values["kinds"]),
+        dtypes=tuple(values["dtypes"]),
+        models=tuple(values["models"]),
+        source_path=project / values["source-path"],
+        loader=values["loader"],
         optional=values["optional"],
         editable=values["editable"],
     )

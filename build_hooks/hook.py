@@ -6,17 +6,21 @@ all but those with a ``[tool.aiter-flydsl-prebuild]`` table are left alone.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from setuptools import Distribution
 from setuptools.errors import SetupError
 
+from aiter_flydsl_prebuild import __version__
 from aiter_flydsl_prebuild.errors import PrebuildError
 
 from .config import read_config
 
 COMMAND = "build_flydsl_kernels"
+
+_NAME = re.compile(r"aiter[-_.]+flydsl[-_.]+prebuild\b", re.IGNORECASE)
 
 
 def finalize_distribution_options(dist: Distribution) -> None:
@@ -34,6 +38,8 @@ def finalize_distribution_options(dist: Distribution) -> None:
     dist.cmdclass.setdefault(COMMAND, build_flydsl_kernels)
     _add_to_build(dist)
     _tag_wheel(dist)
+    if config.loader:
+        _require_loader(dist)
 
 
 def _add_to_build(dist: Distribution) -> None:
@@ -59,3 +65,20 @@ def _tag_wheel(dist: Distribution) -> None:
             return (kernels if kernels and python.startswith("py") else python), abi, platform
 
     dist.cmdclass["bdist_wheel"] = bdist_wheel
+
+
+def _require_loader(dist: Distribution) -> None:
+    """Have the wheel require this package, which puts its kernels in place at run time."""
+    base: Any = dist.get_command_class("egg_info")
+
+    class egg_info(base):  # type: ignore[misc]
+        def run(self) -> None:
+            # Here, since what pyproject.toml requires is known only after the distribution was made.
+            wanted = list(self.distribution.install_requires or ())
+            if not any(_NAME.match(requirement) for requirement in wanted):
+                wanted.append(f"aiter-flydsl-prebuild>={__version__}")
+                self.distribution.install_requires = wanted
+                self.distribution.metadata.install_requires = wanted
+            super().run()
+
+    dist.cmdclass["egg_info"] = egg_info

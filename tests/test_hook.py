@@ -59,6 +59,14 @@ def names_in(project: Path) -> tuple[Path, list[str]]:
         return wheel, archive.namelist()
 
 
+def loader_requirements(wheel: Path) -> list[str]:
+    """What the wheel's metadata says of this project."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    return [line for line in lines if line.startswith("Requires-Dist: ") and "prebuild" in line.lower()]
+
+
 @pytest.fixture
 def pack(wheel: Path, tmp_path: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
@@ -72,6 +80,9 @@ def test_kernels_are_built_into_the_projects_own_wheel(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     wheel, names = names_in(project)
     assert sum(name.startswith("their_server/flydsl_kernels/gfx950-flydsl") for name in names) == 1
+    assert [line for line in metadata_of(wheel) if "prebuild" in line] == [
+        "Requires-Dist: aiter-flydsl-prebuild>=0.1.0"
+    ]
     run_verify = prebuild("verify", wheel, "--json")
     assert run_verify.returncode == 0, run_verify.stdout + run_verify.stderr
     reach = plan_reach(read_tables([table_path()]), gfx=["gfx950"], cu_num=[], tokens=(1, 4))
@@ -132,6 +143,34 @@ def test_kernels_of_one_abi_tag_the_wheel(tmp_path: Path) -> None:
     project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
     assert pip_wheel(project, "--no-build-isolation").returncode == 0
     assert names_in(project)[0].name == "their_server-1.0-cp311-none-any.whl"
+
+
+@pytest.mark.parametrize("line", ["loader = false", ""])
+def test_the_loader_is_required_once_if_at_all(tmp_path: Path, pack: Path, line: str) -> None:
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n{line}\n")
+    required = (
+        'version = "1.0"\ndependencies = ["Aiter_FlyDSL.prebuild", "numpy"]\n' if not line else 'version = "1.0"\n'
+    )
+    text = (project / "pyproject.toml").read_text()
+    (project / "pyproject.toml").write_text(text.replace('version = "1.0"\n', required))
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    wheel, _ = names_in(project)
+    lines = [
+        one.lower() for one in metadata_of(wheel) if one.startswith("Requires-Dist: ") and "prebuild" in one.lower()
+    ]
+    assert len(lines) == (0 if line else 1)
+
+
+def test_kernels_of_a_source_in_the_project_itself(tmp_path: Path) -> None:
+    project = make_project(tmp_path, TABLE + 'tokens = "1..1"\nsource = "their_server.kernels:Own"\n')
+    (project / "their_server" / "kernels.py").write_text(
+        "from aiter_flydsl_prebuild.sources.reference.source import ReferenceSource\n"
+        "class Own(ReferenceSource):\n    pass\n"
+    )
+    run = pip_wheel(project, "--no-build-isolation")
+    assert run.returncode == 0, run.stdout + run.stderr
+    wheel, _ = names_in(project)
+    assert prebuild("verify", wheel).returncode == 0
 
 
 def test_a_second_build_leaves_no_old_pack(tmp_path: Path, pack: Path) -> None:
