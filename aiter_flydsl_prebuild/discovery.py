@@ -24,6 +24,9 @@ PACKS_VARIABLE = "AITER_FLYDSL_PREBUILD_PACKS"
 
 MODE_VARIABLE = "AITER_FLYDSL_PREBUILD"
 
+BUILD_VARIABLE = "AITER_FLYDSL_PREBUILD_BUILD"
+"""The setuptools hook: ``0`` switches it off whatever a project's table says, ``1`` on although it is not enabled."""
+
 CACHE_VARIABLE = "FLYDSL_RUNTIME_CACHE_DIR"
 RUN_ONLY_VARIABLE = "FLYDSL_RUNTIME_RUN_ONLY"
 

@@ -166,8 +166,7 @@ class Pack:
                 raise ValueError(f"cache generation {self.generation} is not known")
             if not isinstance(manifest["source"], dict):
                 raise ValueError("no source")
-            portable = self.generation == ARTIFACT_KEY
-            self.kernels = tuple(_check_kernel(kernel, len(self._payloads), portable) for kernel in manifest["kernels"])
+            self.kernels = tuple(_check_kernel(kernel, len(self._payloads)) for kernel in manifest["kernels"])
             _check_paths(self.kernels)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
             raise PackError(f"{path}: broken manifest: {type(error).__name__}: {error}") from error
@@ -195,7 +194,10 @@ class Pack:
 
 
 def _unpack(path: str, data: bytes, size: int) -> bytes:
-    module = zstd()
+    try:
+        module = zstd()
+    except (ImportError, OSError) as error:
+        raise PackError(f"{path}: zstd cannot be loaded: {error}; pip install backports.zstd") from error
     try:
         decompressor = module.ZstdDecompressor()
         # One byte more than claimed is enough to know that the claim is wrong, whatever the stream would grow to.
@@ -237,7 +239,7 @@ def _check_payloads(payloads: list[dict[str, Any]], total: int) -> list[tuple[in
     return checked
 
 
-def _check_kernel(kernel: dict[str, Any], payloads: int, portable: bool) -> PackedKernel:
+def _check_kernel(kernel: dict[str, Any], payloads: int) -> PackedKernel:
     name, bitcode = kernel["name"], kernel["bitcode"]
     if not isinstance(name, str) or not (bitcode is None or _HEX.fullmatch(bitcode)):
         raise ValueError(f"kernel {name!r:.80} is not well-formed")
@@ -254,8 +256,7 @@ def _check_kernel(kernel: dict[str, Any], payloads: int, portable: bool) -> Pack
             not _LAUNCHER.fullmatch(packed.launcher)
             or not (packed.artifact_key is None or _HEX.fullmatch(packed.artifact_key))
             or not all(_CALL_PATH.fullmatch(path) and ".." not in path for path in packed.paths.values())
-            or (packed.artifact_key is not None) != portable
-            or bool(packed.paths) == portable
+            or (packed.artifact_key is None) == (not packed.paths)
             or type(packed.payload) is not int
             or not 0 <= packed.payload < payloads
             or not isinstance(packed.fields, dict)

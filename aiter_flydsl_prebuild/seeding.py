@@ -403,11 +403,18 @@ def _sweep(folder: str, names: Iterable[str]) -> None:
 
     What is as far in the future was written before the clock was set back.
     """
-    for name in names:
-        if name.startswith(TEMPORARY):
-            path = os.path.join(folder, name)
+    left = [os.path.join(folder, name) for name in names if name.startswith(TEMPORARY)]
+    if not left:
+        return
+    with contextlib.suppress(OSError):
+        # The clock that stamps these files may be a file server's, and this process's may be wrong.
+        probe = os.path.join(folder, f"{TEMPORARY}{os.urandom(8).hex()}.now")
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        now = os.fstat(descriptor).st_mtime
+        os.close(descriptor)
+        for path in [probe, *left]:
             with contextlib.suppress(OSError):
-                if abs(time.time() - os.stat(path).st_mtime) > _STALE_SECONDS:
+                if path == probe or abs(now - os.stat(path).st_mtime) > _STALE_SECONDS:
                     os.unlink(path)
 
 

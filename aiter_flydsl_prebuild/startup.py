@@ -32,7 +32,7 @@ def at_startup() -> None:
 
 def vllm_plugin() -> None:
     """Seed in a process of vLLM, before it loads a model."""
-    from .seeding import seed
+    from . import seed
 
     seed()
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from setuptools import Command
 from setuptools.errors import SetupError
 
-from aiter_flydsl_prebuild.discovery import FOLDER
+from aiter_flydsl_prebuild.discovery import FOLDER, SUFFIX
 from aiter_flydsl_prebuild.errors import PrebuildError
 from aiter_flydsl_prebuild.flydsl_cache import ARTIFACT_KEY
 from aiter_flydsl_prebuild.pack import Pack
@@ -43,18 +43,22 @@ class build_flydsl_kernels(Command):
         self._tag: str | None = None
 
     def run(self) -> None:
-        """Put the pack in place; does nothing for an editable install unless the table asks for it."""
+        """Put the pack in place. Kernels of an earlier build, which a build folder keeps, go first."""
         config = self._config
         if config is None or (self.editable_mode and not config.editable):
             return
         folder = self._folder(config)
+        for old in folder.glob(f"*{SUFFIX}"):
+            old.unlink()
+        if not config.enabled:
+            return
+        if not folder.parent.is_dir():
+            raise SetupError(f"FlyDSL kernels cannot go into {config.package}: this project has no such package")
         try:
             with tempfile.TemporaryDirectory(prefix="afp-hook-") as name:
                 pack = config.pack or self._build(config, Path(name))
                 self._tag = _python_tag(Pack(str(pack)))
                 folder.mkdir(parents=True, exist_ok=True)
-                for old in folder.glob("*.fkpack"):
-                    old.unlink()
                 shutil.copyfile(pack, folder / pack.name)
         except PrebuildError as error:
             if not config.optional:
@@ -62,14 +66,18 @@ class build_flydsl_kernels(Command):
             self.warn(f"built without FlyDSL kernels: {error}")
 
     def get_source_files(self) -> list[str]:
-        """What an sdist needs for this step: nothing that is not in it anyway."""
-        return []
+        """What an sdist needs for this step: a finished pack that lies in the project."""
+        pack = self._config.pack if self._config is not None else None
+        if pack is None or not pack.is_file():
+            return []
+        root = Path(getattr(self.distribution, "src_root", None) or ".").resolve()
+        return [str(pack.resolve().relative_to(root))] if pack.resolve().is_relative_to(root) else []
 
     def get_outputs(self) -> list[str]:
         """The packs in the build folder."""
         if self._config is None:
             return []
-        return sorted(str(path) for path in self._folder(self._config).glob("*.fkpack"))
+        return sorted(str(path) for path in self._folder(self._config).glob(f"*{SUFFIX}"))
 
     def get_output_mapping(self) -> dict[str, str]:
         """No output is a copy of a source file."""
@@ -80,6 +88,9 @@ class build_flydsl_kernels(Command):
         return self._tag
 
     def _folder(self, config: HookConfig) -> Path:
+        if self.editable_mode:
+            # An editable install imports the project where it is.
+            return Path(self.get_finalized_command("build_py").get_package_dir(config.package), FOLDER)
         return Path(self.build_lib or "build/lib", *config.package.split("."), FOLDER)
 
     def _build(self, config: HookConfig, folder: Path) -> Path:

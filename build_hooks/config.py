@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aiter_flydsl_prebuild.discovery import BUILD_VARIABLE
 from aiter_flydsl_prebuild.errors import InputError
 
 TABLE = "aiter-flydsl-prebuild"
-SWITCH = "AITER_FLYDSL_PREBUILD_BUILD"
-"""``0`` switches the hook off whatever the table says, ``1`` on although the table says ``enabled = false``."""
 
 
 @dataclass(frozen=True)
 class HookConfig:
     """What the table says.
 
+    Where it is not ``enabled``, nothing is built, and kernels of an earlier build are taken out of the build folder.
     ``package`` is the package of the project that the pack goes into (its ``flydsl_kernels`` folder). ``pack`` names a
     finished pack; without it one is built from ``source`` for ``arch`` and ``tokens``, ``kinds``, ``dtypes`` and
     ``models``, with ``source_path`` in front of the import path. ``loader`` makes this project a requirement of the
@@ -27,6 +27,7 @@ class HookConfig:
     editable installs too.
     """
 
+    enabled: bool
     package: str
     pack: Path | None
     source: str
@@ -62,7 +63,7 @@ _KEYS: dict[str, tuple[type, Any]] = {
 
 
 def read_config(project: Path, environ: Mapping[str, str] = os.environ) -> HookConfig | None:
-    """The hook's settings for the project in a folder; None where it is not switched on.
+    """The hook's settings for the project in a folder; None where it has no table.
 
     A project without the table costs one read of its pyproject.toml and nothing more.
 
@@ -94,12 +95,15 @@ def read_config(project: Path, environ: Mapping[str, str] = os.environ) -> HookC
         if isinstance(values[key], list) and not all(type(value) is kind for value in values[key]):
             what = {int: "integers", str: "strings"}[kind]
             problems.append(f"pyproject.toml: [tool.{TABLE}] {key} must be a list of {what}")
+    if isinstance(values["package"], str) and not all(part.isidentifier() for part in values["package"].split(".")):
+        problems.append(f"pyproject.toml: [tool.{TABLE}] package {values['package']!r} is not the name of a package")
+    if Path(values["pack"]).is_absolute() is False and ".." in Path(values["pack"]).parts:
+        problems.append(f"pyproject.toml: [tool.{TABLE}] pack {values['pack']!r} leads out of the project")
     if problems:
         raise InputError(problems)
-    switch = environ.get(SWITCH, "")
-    if switch == "0" or (not values["enabled"] and switch != "1"):
-        return None
+    switch = environ.get(BUILD_VARIABLE, "")
     return HookConfig(
+        enabled=switch == "1" or (values["enabled"] and switch != "0"),
         package=values["package"],
         pack=project / values["pack"] if values["pack"] else None,
         source=values["source"],

@@ -38,7 +38,7 @@ def finalize_distribution_options(dist: Distribution) -> None:
     dist.cmdclass.setdefault(COMMAND, build_flydsl_kernels)
     _add_to_build(dist)
     _tag_wheel(dist)
-    if config.loader:
+    if config.enabled and config.loader:
         _require_loader(dist)
 
 

@@ -143,7 +143,7 @@ def try_input(data: bytes, sandbox: Sandbox, whole: Callable[[bytes], bytes] = a
     return "taken"
 
 
-def _stub_toolchain() -> None:
+def stub_toolchain() -> None:
     """No FlyDSL is needed to fuzz the reader: the key of its files is a constant here."""
     from aiter_flydsl_prebuild import flydsl_cache
 
@@ -167,11 +167,11 @@ def mutate(data: bytes, rng: random.Random, plain: Any) -> bytes:
         return bytes([kind]) + bytes(plain(data[1:]))
     if rng.random() < 0.2:
         payloads = bytes(plain(payloads))
-    for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        manifest = _mutate_json(manifest, rng)
-    if rng.random() < 0.5 and isinstance(manifest, dict):
-        _describe_payloads(manifest, payloads)
     try:
+        for _ in range(rng.choice((1, 1, 1, 2, 4))):
+            manifest = _mutate_json(manifest, rng)
+        if rng.random() < 0.5 and isinstance(manifest, dict):
+            _describe_payloads(manifest, payloads)
         raw = json.dumps(manifest).encode("utf-8", "surrogatepass")
     except (ValueError, RecursionError):
         return data
@@ -268,18 +268,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--runs", type=int, default=-1, help="stop after so many packs, too (default: only by time)")
-    parser.add_argument("--corpus", type=Path, help="grow this corpus (default: a temporary one, from tests/corpus)")
+    parser.add_argument(
+        "--corpus", type=Path, help="grow this corpus, tests/corpus for ours (default: a temporary one)"
+    )
     options = parser.parse_args()
     import atheris
 
     with atheris.instrument_imports(include=["aiter_flydsl_prebuild", "json"]):
         import aiter_flydsl_prebuild.pack
         import aiter_flydsl_prebuild.seeding  # noqa: F401
-    _stub_toolchain()
+    stub_toolchain()
 
     work = Path(tempfile.mkdtemp(prefix="fuzz-pack-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     corpus = options.corpus or work / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
+    CORPUS.mkdir(exist_ok=True)
     first_inputs(corpus)
     sandbox = Sandbox(work)
     rng = random.Random(1)

@@ -80,6 +80,48 @@ def test_two_builds_give_one_wheel(wheel: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again"], "the build left something behind"
 
 
+def test_a_relative_folder_an_odd_umask_and_a_switched_off_hook_change_nothing(wheel: Path, tmp_path: Path) -> None:
+    script = "import os, sys; os.umask(0o077); from aiter_flydsl_prebuild.builder.cli import main; sys.exit(main())"
+    environment = {**os.environ, "AITER_FLYDSL_PREBUILD_BUILD": "0", "SETUPTOOLS_USE_DISTUTILS": "stdlib"}
+    command = ["-c", script, "build", "--tokens", "1..32"]
+    run = run_python(command, environment, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "dist" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+@pytest.mark.parametrize("epoch", ["abc", "0", "-5", "9999999999999"])
+def test_a_date_that_is_none(epoch: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": epoch}
+    run = prebuild("build", "--tokens", "1..1", "--out", tmp_path / "dist", environment=environment)
+    assert run.returncode == 2
+    assert f"SOURCE_DATE_EPOCH={epoch} is not a number of seconds" in run.stderr
+    assert not (tmp_path / "dist").exists()
+
+
+def test_a_folder_that_takes_nothing_is_said_before_compiling(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "dist", Path("/proc/dist")):
+        run = prebuild("build", "--out", out)
+        assert run.returncode == 2
+        assert f"{out}: cannot be written to" in run.stderr
+        assert "compiling" not in run.stderr
+
+
+def test_usage_errors_are_json_too() -> None:
+    run = prebuild("plan", "--cu-num", "0", "--json")
+    assert run.returncode == 2
+    assert "is not a positive whole number" in json.loads(run.stdout)["error"]
+    assert prebuild("build", "--out").returncode == 2
+
+
+def test_an_output_that_is_full(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "aiter_flydsl_prebuild", "plan"]
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr == "aiter-flydsl-prebuild: No space left on device\n"
+
+
 def test_the_wheel_is_well_formed(wheel: Path) -> None:
     for command in (["twine", "check", "--strict"], ["check_wheel_contents"]):
         run = run_python(["-m", *command, str(wheel)], dict(os.environ))
@@ -137,7 +179,7 @@ def test_a_damaged_pack_is_refused(wheel: Path, tmp_path: Path) -> None:
     data[-20] ^= 1
     path.write_bytes(data)
     run = prebuild("verify", path, "--json")
-    assert run.returncode != 0
+    assert run.returncode == 1
     assert "damaged: its bytes do not match its sha256" in run.stderr
 
 
@@ -188,6 +230,83 @@ def test_a_table_that_changed_since_the_build_fails(wheel: Path, tmp_path: Path)
     assert any("is not the one that the kernels were built from" in problem for problem in problems)
 
 
+def test_exchanged_keys_are_found_by_compiling_again(wheel: Path, tmp_path: Path) -> None:
+    """A manifest that gives two kernels each other's keys is consistent in itself: only the compiler knows better."""
+
+    def exchange(manifest: dict[str, Any], payloads: bytes) -> bytes:
+        one, *others = (kernel["entries"][0] for kernel in manifest["kernels"])
+        other = next(entry for entry in others if entry["payload"] != one["payload"])
+        for key in ("artifact_key", "paths"):
+            if key in one:
+                one[key], other[key] = other[key], one[key]
+        return payloads
+
+    path = altered(wheel, tmp_path, exchange)
+    run = prebuild("verify", path, "--cold", "--json")
+    assert run.returncode == 1
+    problems = json.loads(run.stdout)["problems"]
+    assert len([p for p in problems if "compiling it again gives other code than the pack holds" in p]) == 2
+
+
+LIES: dict[str, tuple[Any, str]] = {
+    "registers": (lambda k: k["entries"][0]["code"][0].update(vgpr=1), "is not the one that the manifest describes"),
+    "tokens": (lambda k: k.update(tokens=[[1, 2]]), "serves other token counts than the manifest says"),
+    "shape": (lambda k: k.update(n=k["n"] + 16), "is in the pack, and no token count reaches it"),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_manifest_that_describes_something_else_fails(wheel: Path, tmp_path: Path, what: str) -> None:
+    lie, line = LIES[what]
+
+    def change(manifest: dict[str, Any], payloads: bytes) -> bytes:
+        lie(manifest["kernels"][0])
+        return payloads
+
+    assert any(line in problem for problem in verify(altered(wheel, tmp_path, change))["problems"])
+
+
+BROKEN_PLANS: dict[str, Any] = {
+    "no plan": lambda m: m.pop("plan"),
+    "no source": lambda m: m.pop("source"),
+    "tokens are a word": lambda m: m["plan"].update(tokens="all"),
+    "one token count": lambda m: m["plan"].update(tokens=[1]),
+    "no such rule": lambda m: m["plan"].update(rule="x"),
+    "tables are none": lambda m: m["plan"].update(tables=None),
+    "options are a list": lambda m: m["plan"].update(options=[1]),
+    "no toolchain": lambda m: m.update(toolchain=None),
+    "no code facts": lambda m: m["kernels"][0]["entries"][0].pop("code"),
+    "no n": lambda m: m["kernels"][0].pop("n"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_PLANS)
+def test_a_broken_manifest_is_one_line(wheel: Path, tmp_path: Path, what: str) -> None:
+    def change(manifest: dict[str, Any], payloads: bytes) -> bytes:
+        BROKEN_PLANS[what](manifest)
+        return payloads
+
+    run = prebuild("verify", altered(wheel, tmp_path, change))
+    assert run.returncode == 1
+    assert "broken manifest" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_a_wheel_cannot_bring_its_own_torch(wheel: Path, tmp_path: Path) -> None:
+    evil = tmp_path / wheel.name
+    evil.write_bytes(wheel.read_bytes())
+    with zipfile.ZipFile(evil, "a") as archive:
+        archive.writestr("torch.py", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert prebuild("verify", evil).returncode == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_more_tokens_than_it_was_built_for(wheel: Path) -> None:
+    run = prebuild("verify", wheel, "--tokens", "1..8192", "--json")
+    assert run.returncode == 1
+    assert min(miss["tokens"][0][0] for miss in json.loads(run.stdout)["misses"]) > 32
+
+
 @pytest.fixture
 def server(wheel: Path, tmp_path: Path) -> Path:
     """The interpreter of a fresh environment with the wheel and this project installed by pip.
@@ -234,7 +353,7 @@ def test_a_kernel_that_does_not_compile_stops_the_build(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "1 of 18 kernels could not be compiled, no wheel is written" in run.stderr
     assert "(N=512, K=5120, scales 32x32): RuntimeError: no such instruction on gfx950" in run.stderr
-    assert list((tmp_path / "dist").iterdir()) == []
+    assert not (tmp_path / "dist").exists()
 
 
 def test_keep_going_leaves_it_out_and_says_so(tmp_path: Path) -> None:
@@ -248,7 +367,11 @@ def test_keep_going_leaves_it_out_and_says_so(tmp_path: Path) -> None:
     (pack,) = json.loads(prebuild("inspect", built["wheel"], "--json").stdout)["packs"]
     ((name, n, tokens),) = [(job["name"], job["n"], job["tokens"]) for job in pack["missing"]]
     assert (name.startswith("refgemm_mxfp8_"), n, tokens) == (True, 512, [[1, 8]])
-    proof = prebuild("verify", built["wheel"], "--json", environment=WITH_TEST_SOURCES)
+    untrusted = prebuild("verify", built["wheel"], "--json", environment=WITH_TEST_SOURCES)
+    assert untrusted.returncode == 2
+    assert "which runs code of its own: --source sources_for_tests:Aborts allows it" in untrusted.stderr
+    trust = ("--source", "sources_for_tests:Aborts")
+    proof = prebuild("verify", built["wheel"], "--json", *trust, environment=WITH_TEST_SOURCES)
     assert proof.returncode == 1
     assert [miss["tokens"] for miss in json.loads(proof.stdout)["misses"]] == [[[1, 8]]]
 
@@ -261,7 +384,8 @@ def test_a_compile_that_hangs_is_stopped(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGHUP, -1)])
+def test_a_signal_stops_at_once_and_leaves_nothing(tmp_path: Path, number: int, status: int) -> None:
     (tmp_path / "tmp").mkdir()
     build = subprocess.Popen(
         [
@@ -280,13 +404,14 @@ def test_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
         text=True,
     )
     time.sleep(6)
-    build.send_signal(signal.SIGINT)
+    build.send_signal(number)
     started = time.monotonic()
     _, said = build.communicate(timeout=30)
     assert time.monotonic() - started < 5
-    assert build.returncode == 130
-    assert "interrupted; nothing was written" in said
-    assert list((tmp_path / "dist").iterdir()) == []
+    assert build.returncode == status
+    assert ("interrupted; nothing was written" in said) == (number == signal.SIGINT)
+    assert "Traceback" not in said
+    assert not (tmp_path / "dist").exists()
     assert list((tmp_path / "tmp").iterdir()) == []
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False).stdout.split()
     assert left == []

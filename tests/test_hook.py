@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -80,9 +81,7 @@ def test_kernels_are_built_into_the_projects_own_wheel(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     wheel, names = names_in(project)
     assert sum(name.startswith("their_server/flydsl_kernels/gfx950-flydsl") for name in names) == 1
-    assert [line for line in metadata_of(wheel) if "prebuild" in line] == [
-        "Requires-Dist: aiter-flydsl-prebuild>=0.1.0"
-    ]
+    assert loader_requirements(wheel) == ["Requires-Dist: aiter-flydsl-prebuild>=0.1.0"]
     run_verify = prebuild("verify", wheel, "--json")
     assert run_verify.returncode == 0, run_verify.stdout + run_verify.stderr
     reach = plan_reach(read_tables([table_path()]), gfx=["gfx950"], cu_num=[], tokens=(1, 4))
@@ -155,10 +154,7 @@ def test_the_loader_is_required_once_if_at_all(tmp_path: Path, pack: Path, line:
     (project / "pyproject.toml").write_text(text.replace('version = "1.0"\n', required))
     assert pip_wheel(project, "--no-build-isolation").returncode == 0
     wheel, _ = names_in(project)
-    lines = [
-        one.lower() for one in metadata_of(wheel) if one.startswith("Requires-Dist: ") and "prebuild" in one.lower()
-    ]
-    assert len(lines) == (0 if line else 1)
+    assert len(loader_requirements(wheel)) == (0 if line else 1)
 
 
 def test_kernels_of_a_source_in_the_project_itself(tmp_path: Path) -> None:
@@ -194,6 +190,7 @@ FAULTS = {
     'source = "nowhere"': "source 'nowhere' is not known",
     'arch = "gfx000"': "gfx000",
     'pack = "none.fkpack"': "none.fkpack: cannot be read: No such file",
+    'pack = "../k.fkpack"': "leads out of the project",
 }
 
 
@@ -206,6 +203,34 @@ def test_a_fault_is_one_message_and_no_traceback(tmp_path: Path, line: str) -> N
     assert FAULTS[line] in said
     assert "PrebuildError" not in said
     assert not list((project / "dist").glob("*")) if (project / "dist").exists() else True
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("../../evil", "is not the name of a package"),
+        ("/evil", "is not the name of a package"),
+        ("their_server.nothing", "this project has no such package"),
+    ],
+)
+def test_kernels_go_into_a_package_of_the_project_or_nowhere(tmp_path: Path, pack: Path, name: str, line: str) -> None:
+    table = TABLE.replace("their_server", name) + f"pack = {json.dumps(str(pack))}\n"
+    run = pip_wheel(make_project(tmp_path, table), "--no-build-isolation")
+    assert run.returncode != 0
+    assert line in run.stdout + run.stderr
+    assert not Path("/evil").exists()
+
+
+@pytest.mark.parametrize("how", ["switched off", "cannot be built"])
+def test_kernels_of_an_earlier_build_do_not_come_back(tmp_path: Path, pack: Path, how: str) -> None:
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\noptional = true\n")
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    shutil.rmtree(project / "dist")
+    if how == "cannot be built":
+        pack.unlink()
+    switch = {"AITER_FLYDSL_PREBUILD_BUILD": "0"} if how == "switched off" else {}
+    assert pip_wheel(project, "--no-build-isolation", environment={**os.environ, **switch}).returncode == 0
+    assert not any(name.endswith(".fkpack") for name in names_in(project)[1])
 
 
 def test_optional_builds_without_kernels(tmp_path: Path) -> None:
@@ -225,10 +250,24 @@ def test_an_editable_install_compiles_nothing(tmp_path: Path) -> None:
     assert not list(project.rglob("*.fkpack"))
 
 
-def test_an_sdist_has_no_kernels_in_it(tmp_path: Path) -> None:
-    project = make_project(tmp_path, TABLE)
+def test_an_editable_install_gets_kernels_where_asked(tmp_path: Path, pack: Path) -> None:
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\neditable = true\n")
+    script = "import setuptools.build_meta as b; print(b.build_editable('dist'))"
+    (project / "dist").mkdir()
+    run = subprocess.run([sys.executable, "-c", script], cwd=project, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert (project / "their_server" / "flydsl_kernels" / pack.name).exists()
+
+
+def test_an_sdist_has_a_finished_pack_and_no_other_kernels(tmp_path: Path, pack: Path) -> None:
+    project = make_project(tmp_path, TABLE + 'pack = "packs/k.fkpack"\n')
+    (project / "packs").mkdir()
+    shutil.copy(pack, project / "packs" / "k.fkpack")
     script = "import setuptools.build_meta as b; print(b.build_sdist('dist'))"
     (project / "dist").mkdir()
     run = subprocess.run([sys.executable, "-c", script], cwd=project, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert not list(project.rglob("*.fkpack"))
+    with tarfile.open(next((project / "dist").iterdir())) as archive:
+        assert [n for n in archive.getnames() if n.endswith(".fkpack")] == ["their_server-1.0/packs/k.fkpack"]
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    assert pip_wheel(tmp_path / "unpacked" / "their_server-1.0", "--no-build-isolation").returncode == 0

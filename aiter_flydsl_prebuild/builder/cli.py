@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 from ..errors import CheckError, InputError, PrebuildError
+from .processes import terminated_cleanly
 
 if TYPE_CHECKING:
     from ..sources.base import Options
@@ -26,16 +28,20 @@ _BUILD_MODULES = ("elftools", "flydsl", "msgpack", "numpy", "pebble", "rich", "s
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     try:
-        return int(options.run(options))
+        with terminated_cleanly():
+            options = _parser(as_json).parse_args(arguments)
+            status = int(options.run(options))
+            sys.stdout.flush()
+            return status
     except PrebuildError as error:
-        return _complain(str(error), 1 if isinstance(error, CheckError) else 2, options.json)
+        return _complain(str(error), 1 if isinstance(error, CheckError) else 2, as_json)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in _BUILD_MODULES:
             raise
         advice = "pip install 'aiter-flydsl-prebuild[build,cross]' flydsl torch"
-        return _complain(f"this command needs {error.name}, which is not installed: {advice}", 2, options.json)
+        return _complain(f"this command needs {error.name}, which is not installed: {advice}", 2, as_json)
     except KeyboardInterrupt:
         print("aiter-flydsl-prebuild: interrupted; nothing was written", file=sys.stderr)
         return 130
@@ -43,17 +49,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output went away, as `head` does.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}", 1, as_json)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what was wrong with the usage in JSON, too, where that was asked for."""
+
+    as_json = False
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        sys.exit(_complain(message, 2, self.as_json))
 
 
 def _complain(message: str, status: int, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps({"error": message, "problems": message.splitlines()}))
     print(f"aiter-flydsl-prebuild: {message}", file=sys.stderr)
+    if as_json:
+        with contextlib.suppress(OSError):  # the output may be what the complaint is about
+            print(json.dumps({"error": message, "problems": message.splitlines()}), flush=True)
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(as_json: bool) -> argparse.ArgumentParser:
+    _Parser.as_json = as_json
+    parser = _Parser(
         prog="aiter-flydsl-prebuild",
         description="Precompiled FlyDSL kernels for AITER: plan, build, prove and seed them. No GPU is needed.",
     )
@@ -80,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _add(commands, "verify", _verify, "prove that serving compiles nothing")
     command.add_argument("wheel", nargs="?", type=Path, help="a wheel or a pack (default: what is installed)")
+    command.add_argument("--tokens", metavar="FIRST..LAST", help="token counts (default: those it was built for)")
+    command.add_argument("--source", metavar="NAME", help="a source outside this project whose code may be run")
     command.add_argument("--cold", action="store_true", help="without the kernels: count what would compile")
     command.add_argument(
         "--exhaustive", action="store_true", help="call FlyDSL for every token count, not only at the ends"
@@ -208,7 +231,7 @@ def _build(options: argparse.Namespace) -> int:
     from .pipeline import BuildRequest, build_pack
     from .progress import Progress
     from .reach import parse_tokens
-    from .wheel import build_wheel
+    from .wheel import build_wheel, check_epoch
 
     request = BuildRequest(
         source=options.source,
@@ -221,8 +244,8 @@ def _build(options: argparse.Namespace) -> int:
         keep_going=options.keep_going,
         options=_asked(options),
     )
-    out = _folder(options.out)
-    with tempfile.TemporaryDirectory(prefix="afp-pack-") as name:
+    check_epoch()
+    with _output_folder(options.out) as out, tempfile.TemporaryDirectory(prefix="afp-pack-") as name:
         built = build_pack(request, Path(name), Progress)
         wheel = build_wheel(built.path, out)
     result = {
@@ -245,21 +268,39 @@ def _build(options: argparse.Namespace) -> int:
     return 1 if built.failed else 0
 
 
-def _folder(path: Path) -> Path:
+@contextlib.contextmanager
+def _output_folder(path: Path) -> Iterator[Path]:
+    """A folder that can be written to, known before anything is compiled; it goes again if it stays empty.
+
+    :raises InputError: it cannot be made, or not be written to.
+    """
+    existed = path.is_dir()
     try:
         path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
     except OSError as error:
-        raise InputError(f"{path}: cannot be made: {error.strerror or error}") from error
-    return path
+        raise InputError(f"{path}: cannot be written to: {error.strerror or error}") from error
+    try:
+        yield path
+    finally:
+        if not existed:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _verify(options: argparse.Namespace) -> int:
     from . import show
     from .proof import open_subject, prove
+    from .reach import parse_tokens
 
     with tempfile.TemporaryDirectory(prefix="afp-verify-") as name:
-        subject = open_subject(options.wheel, Path(name))
-        proof = prove(subject, cold=options.cold, exhaustive=options.exhaustive)
+        tokens = parse_tokens(options.tokens) if options.tokens else None
+        with _named(options.wheel, name):
+            subject = open_subject(options.wheel, Path(name))
+            proof = prove(
+                subject, cold=options.cold, exhaustive=options.exhaustive, tokens=tokens, trusted=options.source
+            )
     if options.json:
         _print_json(proof.to_json())
     else:
@@ -267,13 +308,26 @@ def _verify(options: argparse.Namespace) -> int:
     return 0 if proof.ok else 1
 
 
+@contextlib.contextmanager
+def _named(wheel: Path | None, folder: str) -> Iterator[None]:
+    """Let complaints about a pack name the wheel that the user gave, not where it was unpacked.
+
+    :raises CheckError: in place of a PackError.
+    """
+    from ..pack import PackError
+
+    try:
+        yield
+    except PackError as error:
+        raise CheckError(str(error).replace(f"{folder}/", f"{wheel}: ")) from None
+
+
 def _merge(options: argparse.Namespace) -> int:
     from .merging import merge_packs
     from .proof import open_subject
     from .wheel import build_wheel
 
-    out = _folder(options.out)
-    with tempfile.TemporaryDirectory(prefix="afp-merge-") as name:
+    with _output_folder(options.out) as out, tempfile.TemporaryDirectory(prefix="afp-merge-") as name:
         packs: list[Path] = []
         for number, wheel in enumerate(options.wheels):
             packs += open_subject(wheel, Path(name, str(number))).packs
@@ -290,7 +344,7 @@ def _inspect(options: argparse.Namespace) -> int:
     from .inspecting import extract, summarize
     from .proof import open_subject
 
-    with tempfile.TemporaryDirectory(prefix="afp-inspect-") as name:
+    with tempfile.TemporaryDirectory(prefix="afp-inspect-") as name, _named(options.wheel, name):
         subject = open_subject(options.wheel, Path(name))
         summaries = [summarize(path, options.kernel) for path in subject.packs]
         written = [str(f) for path in subject.packs for f in extract(path, options.kernel, options.extract)]
@@ -315,7 +369,7 @@ def _seed(options: argparse.Namespace) -> int:
         _print_json({**report.to_json(), **counts})
     else:
         show.seeded(report, pruned)
-    return 0
+    return 1 if report.problems or (options.strict and not report.kernels) else 0
 
 
 def _startup(options: argparse.Namespace) -> int:

@@ -44,7 +44,8 @@ def extract(path: Path, kernel: str | None, folder: Path | None) -> list[Path]:
                 continue
             for number, entry in enumerate(packed.entries):
                 facts = packed.facts
-                stem = f"{packed.name}-n{facts['n']}-k{facts['k']}" + (f"-{number}" if number else "")
+                layer = [packed.name, f"n{facts['n']}", f"k{facts['k']}", facts["op"], facts["w_scale_block"]]
+                stem = "-".join(str(part) for part in [*layer, number or None] if part is not None)
                 # A kernel's name comes from the pack: it must not lead out of the folder.
                 stem = re.sub(r"[^A-Za-z0-9_.-]", "_", stem)
                 text = texts[entry.payload]

@@ -15,7 +15,6 @@ otherwise does: ``python setup.py bdist_wheel`` would start another build in eve
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import resource
@@ -39,6 +38,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 from pebble import ProcessExpired, ProcessPool
 
 from ..errors import PrebuildError
+from .processes import die_with_parent, terminated_cleanly
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -105,7 +105,7 @@ def run_jobs(
     waiting = deque(_Attempt(index, job) for index, job in enumerate(jobs))
     running: dict[Future[bytes], tuple[_Slot, _Attempt[J]]] = {}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_terminated_cleanly())
+        stack.enter_context(terminated_cleanly())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aiter-flydsl-prebuild-jobs-"))
         slots = [_Slot(Path(folder, f"worker-{n}.log"), environment) for n in range(min(workers, len(jobs)))]
         stack.callback(_stop, slots)
@@ -236,7 +236,7 @@ class _CleanProcess(SpawnProcess):
     environment: Mapping[str, str]
 
     def start(self) -> None:
-        with _start_lock, _replaced_environment(self.environment), _hidden_main():
+        with _start_lock, _replaced_environment(self.environment), _hidden_main(), _blocked_interrupt():
             super().start()
 
 
@@ -254,6 +254,16 @@ def _replaced_environment(environment: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(saved)
+
+
+@contextlib.contextmanager
+def _blocked_interrupt() -> Iterator[None]:
+    """A worker inherits what this thread blocks: Ctrl-C is for the parent, which kills its workers itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -297,33 +307,7 @@ def _tail(log: Path) -> str:
     return "\n".join(lines[-LOG_LINES:]).strip()
 
 
-class _Terminated(BaseException):
-    """SIGTERM, on its way to the end of :func:`run_jobs`."""
-
-
-@contextlib.contextmanager
-def _terminated_cleanly() -> Iterator[None]:
-    """Lets the default action of SIGTERM wait until the workers are gone."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    def handle(number: int, frame: types.FrameType | None) -> None:
-        raise _Terminated
-
-    signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    except _Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 # ---- the worker's side -----------------------------------------------------------------------------------------------
-
-_PR_SET_PDEATHSIG = 1
 
 _initialized = False
 
@@ -333,9 +317,7 @@ def _prepare(log: str, environment: Mapping[str, str], parent: int) -> None:
     # Pebble's handler cannot run while LLVM does.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(parent)
     # Aborts are expected, and nobody wants their core files.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Whatever the interpreter added at its start (LC_CTYPE, in the C locale) goes.

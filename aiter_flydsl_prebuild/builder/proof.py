@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,11 +20,14 @@ from typing import Any
 
 from ..discovery import FOLDER, PACKS_VARIABLE, SUFFIX, find_packs
 from ..errors import CheckError, InputError
-from ..pack import Pack
+from ..flydsl_install import read_install
+from ..pack import Pack, PackError
+from ..sources import SOURCES
+from ..sources.base import Options
 from ..target import ARCH_VARIABLE
+from .reach import Range
+from .rules import RULES
 from .toolchain import find_toolchain, scrubbed_environment
-
-_NOTES = 20
 
 # FlyDSL compiler/jit_function.py, all versions: what a miss says where compiling is forbidden.
 _WOULD_COMPILE = "no usable AOT cache"
@@ -109,7 +113,9 @@ def open_subject(wheel: Path | None, folder: Path) -> Subject:
         if not installed:
             raise InputError("no pack of kernels is installed here; name a wheel, or install one")
         return Subject(installed, (), ())
-    if not wheel.is_file():
+    if wheel.is_dir():
+        raise InputError(f"{wheel}: is a folder; name a wheel or a pack that build made")
+    if not wheel.exists():
         raise InputError(f"{wheel}: no such file; name a wheel or a pack that build made")
     if wheel.name.endswith(SUFFIX):
         return Subject((wheel,), (), ())
@@ -120,8 +126,10 @@ def open_subject(wheel: Path | None, folder: Path) -> Subject:
                 if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                     raise InputError(f"{wheel}: holds the path {name}; refused")
             archive.extractall(folder)
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
-        raise InputError(f"{wheel}: not a wheel: {error}") from error
+    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
+        raise InputError(f"{wheel}: not a wheel, or damaged: {error}") from error
+    except OSError as error:
+        raise InputError(f"{wheel}: cannot be unpacked: {error.strerror or error}") from error
     if not names:
         raise InputError(f"{wheel}: holds no pack of kernels")
     packages = {
@@ -130,38 +138,50 @@ def open_subject(wheel: Path | None, folder: Path) -> Subject:
     return Subject(tuple(folder / name for name in names), (folder,), tuple(sorted(packages)))
 
 
-def prove(subject: Subject, *, cold: bool = False, exhaustive: bool = False) -> Proof:
+def prove(
+    subject: Subject,
+    *,
+    cold: bool = False,
+    exhaustive: bool = False,
+    tokens: Range | None = None,
+    trusted: str | None = None,
+) -> Proof:
     """Run the proof for packs of one source, in a process of its own.
 
-    :param cold: the same dispatch and calls without the kernels and with compiling allowed.
+    :param cold: the same dispatch and calls without the kernels and with compiling allowed. What is compiled is
+        compared with the packs, where the linker is the one they were built with.
+    :param tokens: prove these token counts in place of those that the packs were built for.
+    :param trusted: a source outside this project that may be imported. A pack names its source, and importing one is
+        running its code.
     :raises PackError: a pack is damaged.
     :raises CheckError: the process ended without a result, or the packs are of several sources or arches.
+    :raises InputError: the packs' source is neither this project's nor the trusted one.
     """
     packs = [Pack(str(path)) for path in subject.packs]
-    kinds = {(p.manifest["source"]["name"], p.arch, json.dumps(p.manifest["plan"]["tokens"])) for p in packs}
-    if len(kinds) > 1:
-        raise CheckError("the packs are of several sources, arches or token limits; prove them one by one")
-    manifest = packs[0].manifest
-    arch = packs[0].arch
-    request = {
-        "source": manifest["source"]["name"],
-        "arch": arch,
-        "cu_num": manifest["plan"]["cu_num"],
-        "tokens": manifest["plan"]["tokens"],
-        "rule": manifest["plan"]["rule"],
-        "options": manifest["plan"].get("options", {}),
-        "identity": manifest["source"],
-        "tables": [t["sha256"] for p in packs for t in p.manifest["plan"]["tables"]],
-        "packs": [str(path.resolve()) for path in subject.packs],
-        "packages": list(subject.packages),
-        "search": [str(path) for path in subject.search],
-        "cold": cold,
-        "exhaustive": exhaustive,
-    }
+    requests = [_request(pack) for pack in packs]
+    if any(request != requests[0] for request in requests[1:]):
+        raise CheckError("the packs are of several sources, arches, tables or token limits; prove them one by one")
+    request = requests[0]
+    source = request["source"]
+    if source not in (*SOURCES, trusted):
+        raise InputError(f"the kernels are of {source}, which runs code of its own: --source {source} allows it")
+    if read_install() is None:
+        raise CheckError(f"FlyDSL is not installed: pip install flydsl=={packs[0].version}")
     with tempfile.TemporaryDirectory(prefix="afp-proof-") as name:
         folder = Path(name)
-        root = _rocm_root(packs, cold, folder)
-        environment = scrubbed_environment(os.environ, rocm_root=root, arch=arch, cache_dir=folder / "cache")
+        root, linker = _rocm_root(packs, cold, folder)
+        request |= {
+            "whole": tokens in (None, request["tokens"]),
+            "tokens": tokens or request["tokens"],
+            "packs": [str(path.resolve()) for path in subject.packs],
+            "packages": list(subject.packages),
+            "search": [str(path) for path in subject.search],
+            "cold": cold,
+            "exhaustive": exhaustive,
+            "same_linker": all(pack.manifest["toolchain"]["linker"] == linker for pack in packs),
+            "parent": os.getpid(),
+        }
+        environment = scrubbed_environment(os.environ, rocm_root=root, arch=packs[0].arch, cache_dir=folder / "cache")
         environment["TMPDIR"] = name
         # FlyDSL: a miss raises instead of compiling (RUN_ONLY), a hit returns without launching (COMPILE_ONLY).
         environment["COMPILE_ONLY"] = "1"
@@ -169,22 +189,52 @@ def prove(subject: Subject, *, cold: bool = False, exhaustive: bool = False) -> 
             environment["FLYDSL_RUNTIME_RUN_ONLY"] = "1"
         if not subject.search and (given := [p for p in request["packs"] if p not in find_packs()]):
             environment[PACKS_VARIABLE] = os.pathsep.join(given)
-        environment[ARCH_VARIABLE] = arch
+        environment[ARCH_VARIABLE] = packs[0].arch
         return _run(request, environment, folder / "result.json", cold)
 
 
-def _rocm_root(packs: Sequence[Pack], cold: bool, folder: Path) -> Path:
-    """The ROCm folder of the proof's process: one with a linker for a cold run, with bitcode where kernels need it."""
+def _request(pack: Pack) -> dict[str, Any]:
+    """What the proof must know of a pack.
+
+    :raises PackError: the manifest does not say it, or not in the form that docs/pack-format.md gives.
+    """
+    try:
+        plan = pack.manifest["plan"]
+        first, last = plan["tokens"]
+        request = {
+            "source": pack.manifest["source"]["name"],
+            "identity": {"digest": str(pack.manifest["source"]["digest"])},
+            "arch": pack.arch,
+            "cu_num": [int(number) for number in plan["cu_num"]],
+            "tokens": (int(first), int(last)),
+            "rule": plan["rule"],
+            "options": Options.from_json(plan["options"]).to_json(),
+            "tables": [str(table["sha256"]) for table in plan["tables"]],
+        }
+        if not isinstance(pack.manifest["toolchain"]["linker"], str) or request["rule"] not in RULES:
+            raise ValueError("no linker, or a rule that is not known")
+        for kernel in pack.kernels:
+            if not all(isinstance(entry["code"], list) for entry in kernel.facts["entries"]):
+                raise ValueError(f"no code facts of kernel {kernel.name!r:.80}")
+            for key in ("op", "n", "k", "w_scale_block", "q_dtype_w", "tokens"):
+                kernel.facts[key]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PackError(f"{pack.path}: broken manifest: {type(error).__name__}: {error}") from error
+    return request
+
+
+def _rocm_root(packs: Sequence[Pack], cold: bool, folder: Path) -> tuple[Path, str | None]:
+    """The proof's ROCm folder, with bitcode where kernels need it, and the linker in it, which only a cold run needs."""
     needs_bitcode = any(kernel.bitcode for pack in packs for kernel in pack.kernels)
     if not cold and not needs_bitcode:
-        return folder / "no-rocm"
+        return folder / "no-rocm", None
     toolchain = find_toolchain()
     root = toolchain.rocm_root_with_bitcode() if needs_bitcode else toolchain.rocm_root
     if root is None:
         raise CheckError(
             "kernels of this pack link device bitcode, and none was found here; install ROCm's device libraries"
         )
-    return root
+    return root, toolchain.linker_version
 
 
 def _run(request: dict[str, Any], environment: dict[str, str], result: Path, cold: bool) -> Proof:
@@ -199,9 +249,9 @@ def _run(request: dict[str, Any], environment: dict[str, str], result: Path, col
         check=False,
     )
     if not result.exists():
-        said = "\n".join((run.stdout + run.stderr).strip().splitlines()[-_NOTES:])
+        said = (run.stdout + run.stderr).strip().splitlines() or ["it said nothing"]
         how = f"signal {-run.returncode}" if run.returncode < 0 else f"status {run.returncode}"
-        raise CheckError(f"the proof's process ended with {how} before it had a result:\n{said}")
+        raise CheckError(f"the proof's process ended with {how} before it had a result: {said[-1]}")
     found = json.loads(result.read_text(encoding="utf-8"))
     return Proof(
         cold=cold,

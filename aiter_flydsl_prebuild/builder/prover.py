@@ -8,12 +8,13 @@ alone says nothing about the payload, so every one is parsed by FlyDSL and compa
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 import pickle
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from typing import Any
 from .. import flydsl_cache as cache
 from ..discovery import find_packs, rocm_root
 from ..errors import PrebuildError
-from ..fitting import fit
+from ..fitting import Placement, fit
 from ..flydsl_install import read_install
-from ..pack import Pack, PackedEntry, PackedKernel
+from ..pack import Pack
 from ..seeding import seed
 from ..sources import load_source
-from ..sources.base import Options, Source, merge_ranges
+from ..sources.base import Job, Options, Source, merge_ranges
+from .codeobject import read_code_object
+from .processes import die_with_parent
 from .reach import Range, Shape, plan_reach
 from .tables import read_tables
 
@@ -34,27 +37,34 @@ from .tables import read_tables
 def main() -> int:
     """Read the request, prove, write the result."""
     request = json.load(sys.stdin)
-    for folder in reversed(request["search"]):
-        sys.path.insert(0, folder)
+    die_with_parent(request["parent"])
     try:
-        result = prove(request)
+        # The source comes from where it is installed; a wheel's own folder is looked at last.
+        source = load_source(request["source"], Options.from_json(request["options"]))
+        sys.path += request["search"]
+        result = prove(request, source)
     except PrebuildError as error:
         result = {"problems": [str(error)]}
-    Path(sys.argv[1]).write_text(json.dumps(result), encoding="utf-8")
+    except Exception as error:
+        traceback.print_exc()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = str(error).splitlines()[0] if str(error) else ""
+        at = f"{Path(where.filename).name}, line {where.lineno}"
+        result = {"problems": [f"the proof stopped with {type(error).__name__}: {said} ({at})"]}
+    answer = Path(sys.argv[1])
+    answer.with_suffix(".part").write_text(json.dumps(result), encoding="utf-8")
+    answer.with_suffix(".part").replace(answer)
     return 0
 
 
-def prove(request: dict[str, Any]) -> dict[str, Any]:
+def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
     """Run the whole proof in this process; see :class:`proof.Proof` for what comes back."""
     started = time.perf_counter()
     root = Path(os.environ["FLYDSL_RUNTIME_CACHE_DIR"])
-    problems: list[str] = []
-    packs: list[Pack] = []
-    if not request["cold"]:
-        packs, problems = _seed(request)
+    problems = [] if request["cold"] else _seed(request)
+    packs = _readable(request["packs"])
     seeded = _cached_files(root)
 
-    source = load_source(request["source"], Options.from_json(request["options"]))
     arch = request["arch"]
     tables = read_tables(source.tables())
     tokens = (request["tokens"][0], request["tokens"][1])
@@ -80,9 +90,8 @@ def prove(request: dict[str, Any]) -> dict[str, Any]:
             try:
                 source.call(shape, count)
                 hit.add((name, shape))
-            except (
-                Exception
-            ) as error:  # FlyDSL says "would compile" with a RuntimeError; anything else is no hit either.
+            except Exception as error:
+                # FlyDSL says "would compile" with a RuntimeError; anything else is no hit either.
                 miss = misses.setdefault((name, shape), _miss(name, shape, error))
                 miss["tokens"].append(run)
                 break
@@ -97,7 +106,13 @@ def prove(request: dict[str, Any]) -> dict[str, Any]:
         miss["tokens"] = [list(run) for run in merge_ranges(miss["tokens"])]
 
     compiled = _cached_files(root) - seeded
-    payloads, faults = _check_payloads(packs, root) if packs else (0, [])
+    jobs = [*source.jobs(reach, arch), *source.beside_tables(arch)[0]]
+    if request["whole"]:
+        problems += _misdescribed(packs, jobs)
+    if not request["cold"]:
+        payloads, faults = _check_payloads(packs, root)
+    else:
+        payloads, faults = _compare_with_cold(packs, root) if request["same_linker"] else (0, [])
     return {
         "dispatches": len(dispatched) * (tokens[1] - tokens[0] + 1),
         "calls": calls,
@@ -115,7 +130,7 @@ def prove(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seed(request: dict[str, Any]) -> tuple[list[Pack], list[str]]:
+def _seed(request: dict[str, Any]) -> list[str]:
     paths = [os.path.realpath(path) for path in request["packs"]]
     problems = []
     if lost := [p for p in paths if p not in find_packs(request["packages"])]:
@@ -125,13 +140,15 @@ def _seed(request: dict[str, Any]) -> tuple[list[Pack], list[str]]:
     again = seed(packs=paths, mode="on")
     if again.written:
         problems.append(f"a second seeding wrote {again.written} files again")
+    return problems
+
+
+def _readable(paths: list[str]) -> list[Pack]:
     packs = []
     for path in paths:
-        try:
+        with contextlib.suppress(PrebuildError):  # seed said so already
             packs.append(Pack(path))
-        except PrebuildError:
-            continue  # seed said so already
-    return packs, problems
+    return packs
 
 
 def _cached_files(root: Path) -> set[Path]:
@@ -191,59 +208,98 @@ def _miss(name: str, shape: Shape, error: Exception) -> dict[str, Any]:
     return {"name": name, **_shape_json(shape), "tokens": [], "reason": f"{type(error).__name__}: {lines[0]}"}
 
 
-def _check_payloads(packs: list[Pack], root: Path) -> tuple[int, list[str]]:
-    """Load every seeded entry as FlyDSL does, parse its module with FlyDSL, and compare with the manifest."""
+def _misdescribed(packs: list[Pack], jobs: list[Job]) -> list[str]:
+    """Kernels of which the manifest says something else than the plan: what they compute, which tokens they serve."""
+    planned = {(job.name, *_shape_json(job.shape).values()): [list(run) for run in job.tokens] for job in jobs}
+    described = [
+        (tuple(kernel.facts[key] for key in ("name", "op", "n", "k", "w_scale_block", "q_dtype_w")), kernel)
+        for pack in packs
+        for kernel in pack.kernels
+    ]
+    problems = []
+    for key, kernel in described:
+        where = f"{kernel.name} (N={kernel.facts['n']}, K={kernel.facts['k']})"
+        if key not in planned:
+            problems.append(f"{where} is in the pack, and no token count reaches it")
+        elif kernel.facts["tokens"] != planned[key]:
+            problems.append(f"{where} serves other token counts than the manifest says")
+    return problems
+
+
+def _placements(packs: list[Pack]) -> Iterator[tuple[Placement, str]]:
+    """Where each entry of the packs is, or would be, in the cache of this process."""
     install = read_install()
     bitcode = cache.bitcode_digest(rocm_root())
+    for pack in packs:
+        for placement in fit(pack, [pack.arch], install, bitcode).placements:
+            yield placement, pack.arch
+
+
+def _check_payloads(packs: list[Pack], root: Path) -> tuple[int, list[str]]:
+    """Load every seeded entry as FlyDSL does, parse its module with FlyDSL, and compare with the manifest."""
     checked = 0
     faults: list[str] = []
-    for pack in packs:
-        for path, kernel, entry in fit(pack, [pack.arch], install, bitcode).placements:
-            checked += 1
-            if fault := _fault(root / path, kernel, entry, pack.arch):
-                faults.append(f"{kernel.name} (N={kernel.facts['n']}, K={kernel.facts['k']}): {fault}")
+    for placement, arch in _placements(packs):
+        checked += 1
+        if fault := _fault(root / placement.path, placement, arch):
+            faults.append(f"{_where(placement)}: {fault}")
     return checked, faults
 
 
-def _fault(path: Path, kernel: PackedKernel, entry: PackedEntry, arch: str) -> str | None:
+def _compare_with_cold(packs: list[Pack], root: Path) -> tuple[int, list[str]]:
+    """Compare what was compiled just now with what the packs hold under the same keys."""
+    texts = {pack.path: list(pack.payloads()) for pack in packs}
+    owner = {id(kernel): pack.path for pack in packs for kernel in pack.kernels}
+    checked = 0
+    faults: list[str] = []
+    for placement, _ in _placements(packs):
+        file = root / placement.path
+        if not file.exists():
+            continue  # a warm run says whether a call misses it
+        checked += 1
+        packed = cache.Entry(texts[owner[id(placement.kernel)]][placement.entry.payload], placement.entry.fields)
+        if cache.decode_entry(file.read_bytes()) != packed:
+            faults.append(f"{_where(placement)}: compiling it again gives other code than the pack holds")
+    return checked, faults
+
+
+def _where(placement: Placement) -> str:
+    facts = placement.kernel.facts
+    return f"{placement.kernel.name} (N={facts['n']}, K={facts['k']})"
+
+
+def _fault(path: Path, placement: Placement, arch: str) -> str | None:
     """What is wrong with one seeded entry, by FlyDSL's own reading of it."""
     from flydsl._mlir import ir
     from flydsl._mlir.dialects import gpu
     from flydsl.compiler.jit_function import _create_mlir_context
 
-    described = next(
-        e for e in kernel.facts["entries"] if e["payload"] == entry.payload and e["launcher"] == entry.launcher
-    )
-    wanted = sorted((code["symbol"], code["code_object_sha256"]) for code in described["code"])
+    _, kernel, entry = placement
+    described = kernel.facts["entries"][kernel.entries.index(entry)]["code"]
     try:
         with path.open("rb") as file:
             artifact = pickle.load(file)
         if artifact._entry != entry.launcher:
             return f"its entry point is {artifact._entry}, the manifest says {entry.launcher}"
-        found: list[tuple[str, str]] = []
+        found: list[dict[str, Any]] = []
         functions: set[str] = set()
         with _create_mlir_context():
             module = ir.Module.parse(artifact._ir_text)
             for operation in module.body.operations:
-                name = ir.StringAttr(operation.attributes["sym_name"]).value
                 if operation.operation.name == "llvm.func":
-                    functions.add(name)
+                    functions.add(ir.StringAttr(operation.attributes["sym_name"]).value)
                 if operation.operation.name != "gpu.binary":
                     continue
                 for attribute in operation.attributes["objects"]:
                     code = gpu.ObjectAttr(attribute)
                     if f'chip = "{arch}"' not in str(code.target):
                         return f"its code object is for {code.target}, not for {arch}"
-                    image = bytes(code.object)
-                    digest = hashlib.sha256(image).hexdigest()
-                    found += [(symbol, digest) for symbol, d in wanted if d == digest and symbol.encode() in image]
-                    if digest not in {d for _, d in wanted}:
-                        return "its code object is not the one that the manifest describes"
+                    found += [facts.to_json() for facts in read_code_object(bytes(code.object))]
     except Exception as error:
         return f"FlyDSL cannot read it: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if entry.launcher not in functions:
         return f"its module has no function {entry.launcher}"
-    return None if sorted(found) == wanted else "it lacks a device function that the manifest describes"
+    return None if found == described else "its code object is not the one that the manifest describes"
 
 
 if __name__ == "__main__":

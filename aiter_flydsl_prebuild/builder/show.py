@@ -136,6 +136,8 @@ def proof(found: Proof) -> None:
 
 def packs(summaries: Sequence[dict[str, Any]], written: Sequence[str]) -> None:
     """What is in each pack, a line a kernel."""
+    from ..sources.base import LeftOut
+
     console = _console()
     for pack in summaries:
         flydsl = pack["flydsl"]
@@ -157,6 +159,8 @@ def packs(summaries: Sequence[dict[str, Any]], written: Sequence[str]) -> None:
                         *(str(code["vgpr_spills"] + code["sgpr_spills"]), str(code["code_object_bytes"])),
                     )
         console.print(table)
+        for one in pack["plan"].get("left_out", []):
+            console.print(f"left out: {LeftOut(**one)}")
         for job in pack["missing"]:
             console.print(f"missing: {job['name']} (N={job['n']}, K={job['k']}): {job['reason'].splitlines()[0]}")
     for path in written:

@@ -21,9 +21,6 @@ from typing import Final, Generic, TypeVar
 from ..errors import InputError
 from . import rules
 
-MAX_PROBLEMS_PER_FILE: Final = 100
-"""How many problems of one file are spelled out; the rest is a number."""
-
 _REQUIRED: Final = ("cu_num", "M", "N", "K", "libtype", "kernelId", "splitK", "kernelName")
 _SCALE_BLOCK: Final = "w_scale_block"
 _QUANT_DTYPE: Final = "q_dtype_w"
@@ -153,20 +150,16 @@ def read_tables(paths: Sequence[Path | str]) -> Tables:
 
 
 class _Report:
-    """The problems of one file; after the first :data:`MAX_PROBLEMS_PER_FILE` they are only counted."""
+    """The problems of one file, all of them."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self._found: list[tuple[int, str]] = []
-        self._more = 0
 
     def __len__(self) -> int:
-        return len(self._found) + self._more
+        return len(self._found)
 
     def add(self, what: str, row: int = 0, line: int = 0, column: str = "") -> None:
-        if len(self._found) >= MAX_PROBLEMS_PER_FILE:
-            self._more += 1
-            return
         where = f"{self.file}: "
         if row:
             where += f"row {row}"
@@ -177,8 +170,6 @@ class _Report:
     def lines(self) -> Iterator[str]:
         for _, text in sorted(self._found, key=lambda found: found[0]):
             yield text
-        if self._more:
-            yield f"{self.file}: and {self._more} more problems"
 
 
 def _bytes_of(path: Path, report: _Report) -> bytes | None:

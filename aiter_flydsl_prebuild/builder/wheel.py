@@ -11,16 +11,18 @@ import os
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from .. import __version__
-from ..errors import CheckError
+from ..discovery import BUILD_VARIABLE, SUFFIX
+from ..errors import CheckError, InputError
 from ..pack import Pack
 
 KERNELS_PACKAGE = "aiter_flydsl_kernels"
 
-# The first moment that a zip can hold; the build is the same on any day.
-_DEFAULT_EPOCH = "315532800"
+# The first moment that a zip can hold: without SOURCE_DATE_EPOCH the build is the same on any day.
+_FIRST_EPOCH = "315532800"
 
 _PYPROJECT = """\
 [build-system]
@@ -58,11 +60,12 @@ to {last} tokens. Made by aiter-flydsl-prebuild {version}, which puts them into 
 
 
 def build_wheel(pack_path: Path, out: Path) -> Path:
-    """Build the kernels' own wheel around a pack; returns its path in ``out``.
+    """Build the kernels' own wheel around a pack; returns its path in ``out``, a folder.
 
     Honours SOURCE_DATE_EPOCH; without it the stamps in the wheel are those of 1980, so that two builds are alike.
 
-    :raises CheckError: setuptools failed; with the end of what it said.
+    :raises CheckError: setuptools failed, with the last of what it said, or made something else.
+    :raises InputError: SOURCE_DATE_EPOCH is not a time.
     """
     pack = Pack(str(pack_path))
     name = f"aiter-flydsl-kernels-{pack.arch}"
@@ -94,21 +97,44 @@ def build_wheel(pack_path: Path, out: Path) -> Path:
             pack=json.dumps(str(pack_path.resolve())),
         )
         (project / "pyproject.toml").write_text(pyproject)
-        out.mkdir(parents=True, exist_ok=True)
-        return out / _run_backend(project, out)
+        return _run_backend(project, out.resolve(), pack_path)
 
 
-def _run_backend(project: Path, out: Path) -> str:
-    """Call setuptools' build backend in a process of its own; the wheel's name comes back."""
+def _run_backend(project: Path, out: Path, pack: Path) -> Path:
+    """Call setuptools' build backend in a process of its own, and check that what comes back holds the pack."""
     with tempfile.TemporaryDirectory(prefix=".afp-wheel-", dir=out) as folder:
-        script = f"import setuptools.build_meta as backend; print(backend.build_wheel({folder!r}))"
-        environment = {"SOURCE_DATE_EPOCH": _DEFAULT_EPOCH, **os.environ}
+        script = f"import os; os.umask(0o022); import setuptools.build_meta as b; b.build_wheel({folder!r})"
         run = subprocess.run(
-            [sys.executable, "-c", script], cwd=project, env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-c", script],
+            cwd=project,
+            env={**_environment(), BUILD_VARIABLE: "1"},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         built = list(Path(folder).glob("*.whl"))
         if run.returncode or len(built) != 1:
-            said = "\n".join((run.stdout + run.stderr).strip().splitlines()[-15:])
-            raise CheckError(f"setuptools could not build the wheel:\n{said}")
-        built[0].replace(out / built[0].name)
-        return built[0].name
+            said = (run.stdout + run.stderr).strip().splitlines()
+            raise CheckError(f"setuptools could not build the wheel: {said[-1] if said else 'it said nothing'}")
+        with zipfile.ZipFile(built[0]) as archive:
+            inside = [archive.read(name) for name in archive.namelist() if name.endswith(SUFFIX)]
+        if inside != [pack.read_bytes()]:
+            raise CheckError("setuptools built a wheel that does not hold the kernels that were proven")
+        return built[0].replace(out / built[0].name)
+
+
+def _environment() -> dict[str, str]:
+    """What the build of the wheel may see: nothing that would show in its bytes but SOURCE_DATE_EPOCH."""
+    kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    return {"SOURCE_DATE_EPOCH": check_epoch(), **{name: os.environ[name] for name in kept if name in os.environ}}
+
+
+def check_epoch() -> str:
+    """The stamp of what is in the wheel, in seconds since 1970: SOURCE_DATE_EPOCH, or the first that a zip can hold.
+
+    :raises InputError: SOURCE_DATE_EPOCH is none that a zip can hold.
+    """
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", _FIRST_EPOCH)
+    if not (epoch.isascii() and epoch.isdigit() and int(_FIRST_EPOCH) <= int(epoch) < 1 << 32):
+        raise InputError(f"SOURCE_DATE_EPOCH={epoch} is not a number of seconds from {_FIRST_EPOCH} (1980) on")
+    return epoch

@@ -39,12 +39,16 @@ class Op(ABC):
     """(file, text) pairs that an AITER with this op has."""
     modules: ClassVar[tuple[str, ...]]
     """Modules whose import shows that the installed FlyDSL has what the kernels use."""
+    arches: ClassVar[tuple[str, ...]]
+    """The arches whose path through AITER's op is known here."""
     fixed_dtype = True
     """Whether every kernel has one output type (bf16), whatever the caller asks for."""
 
     @classmethod
-    def lacks(cls, aiter: Installed) -> str | None:
-        """Why this AITER has no such op, None where it has."""
+    def lacks(cls, aiter: Installed, shape: Shape) -> str | None:
+        """Why this AITER has no such op for a shape, None where it has."""
+        if shape.gfx not in cls.arches:
+            return f"how AITER runs them on {shape.gfx} is not known here"
         missing = sorted({module for module, text in cls.needs if not aiter.has(module, text)})
         return f"this AITER has no entry point for them ({', '.join(missing)})" if missing else None
 
@@ -116,8 +120,16 @@ class PerToken(Op):
         (GEMM, "def get_GEMM_config_with_quant_type("),
     )
     modules = ("ops.flydsl.gemm_kernels",)
+    arches = ("gfx942", "gfx950")
     fixed_dtype = False
     eight_waves = "flydsl_bpreshuffle_8w_"
+
+    @classmethod
+    def lacks(cls, aiter: Installed, shape: Shape) -> str | None:
+        # gemm_a8w8_bpreshuffle refuses every other type of weight; which fp8 it is, utility/dtypes.py says by arch.
+        if not str(shape.q_dtype_w).startswith("torch.float8"):
+            return f"AITER's op takes no weights of type {shape.q_dtype_w}"
+        return super().lacks(aiter, shape)
 
     def __init__(self, arch: str) -> None:
         super().__init__(arch)
@@ -177,6 +189,7 @@ class PerToken(Op):
 class _Mxscale(Op):
     """What the two contracts of gemm_a8w8_blockscale_bpreshuffle with e8m0 scales share."""
 
+    arches = ("gfx950",)
     batched: ClassVar[bool]
 
     def lookups(self) -> list[Any]:
@@ -279,6 +292,9 @@ class Mxscale2D(_Mxscale):
         super().prepare()
         self._kernels = importlib.import_module(f"{PACKAGE}.{self.modules[0]}")
         self._names = importlib.import_module(f"{PACKAGE}.{self.modules[2]}")
+
+    def lookups(self) -> list[Any]:
+        return [*super().lookups(), self._kernels._heuristic_tile]  # which asks for the number of compute units
 
     def decodes(self, name: str) -> bool:
         return self._names.parse_kernel_name(name) is not None

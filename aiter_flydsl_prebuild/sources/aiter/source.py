@@ -98,23 +98,25 @@ class AiterSource(Source):
         aiter = installed.find()
         shapes = [entry for entry in reach.shapes if entry.shape.op in self.kinds]
         shapes += [ShapeReach(shape, (), (), (reach.tokens,)) for shape in self._model_shapes(arch)]
-        lacking = {op: OPS[op].lacks(aiter) for op in {entry.shape.op for entry in shapes}}
+        lost: dict[tuple[str, str], list[ShapeReach]] = {}
+
+        def had(entry: ShapeReach, reason: str | None) -> bool:
+            if reason is not None and entry.kernels:
+                lost.setdefault((entry.shape.op, reason), []).append(entry)
+            return reason is None
+
+        kept = [entry for entry in shapes if had(entry, OPS[entry.shape.op].lacks(aiter, entry.shape))]
         # Only the mxscale ops can be too new for FlyDSL, and only they have a heuristic.
-        unsure = sorted(op for op, reason in lacking.items() if reason is None and op != rules.BPRESHUFFLE)
-        picked: dict[Shape, list[tuple[str | None, Range]]] = {}
+        unsure = sorted({entry.shape.op for entry in kept if entry.shape.op != rules.BPRESHUFFLE})
         if unsure:
-            open_shapes = [entry for entry in shapes if entry.shape.op in unsure and entry.uncovered]
-            request = {"ops": unsure, "shapes": [[asdict(e.shape), e.uncovered] for e in open_shapes]}
+            untuned = [entry for entry in kept if entry.shape.op in unsure and entry.uncovered]
+            request = {"ops": unsure, "shapes": [[asdict(e.shape), e.uncovered] for e in untuned]}
             found = _probe({"arch": arch, "kinds": [], **request})
-            lacking |= found["reasons"]
-            picks = [[(name, (first, last)) for name, first, last in runs] for runs in found["picks"]]
-            picked = dict(zip((entry.shape for entry in open_shapes), picks, strict=True))
-        kept = [_with_picks(entry, picked.get(entry.shape, [])) for entry in shapes if lacking[entry.shape.op] is None]
-        left_out = [
-            _left_out(op, [e for e in reach.shapes if e.shape.op == op], reason)
-            for op, reason in sorted(lacking.items())
-            if reason is not None and any(e.shape.op == op for e in reach.shapes)
-        ]
+            runs = [[(name, (first, last)) for name, first, last in one] for one in found["picks"]]
+            picked = dict(zip((entry.shape for entry in untuned), runs, strict=True))
+            kept = [entry for entry in kept if had(entry, found["reasons"].get(entry.shape.op))]
+            kept = [_with_picks(entry, picked.get(entry.shape, [])) for entry in kept]
+        left_out = [_left_out(op, entries, reason) for (op, reason), entries in sorted(lost.items())]
         kept, without = _in_types(kept, self.dtypes)
         left_out += without
         distinct = {(e.shape.gfx, k.name, e.shape.n, e.shape.k, e.shape.w_scale_block) for e in kept for k in e.kernels}

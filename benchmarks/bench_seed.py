@@ -1,0 +1,145 @@
+"""What the loader costs a process, against `python -c pass` and a bare copy of the same files in the same run.
+
+    python benchmarks/bench_seed.py [--kernels 500] [--rounds 25]
+
+Each number is of a fresh process, which measures itself from its first statement on; the processes of all kinds take
+turns. Prints the least and the median of the rounds, and ends with 1 where the least is over its budget (the least,
+since whatever else runs on the machine can only add).
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import kernels
+
+ROOT = Path(__file__).parent.parent
+
+BEGIN = "from time import perf_counter; _t = perf_counter()\n"
+END = "\nprint(perf_counter() - _t)"
+SEED = "import aiter_flydsl_prebuild as p; r = p.seed()"
+STARTUP = "import aiter_flydsl_prebuild.startup; aiter_flydsl_prebuild.startup.at_startup()"
+# What every server has loaded long before: torch imports all of it.
+LOADED = "import contextlib, errno, hashlib, json, logging, pickle, re, stat, struct, typing, zlib\n"
+COPY = (
+    "import os, shutil\n"
+    "for name in os.listdir(source := os.environ['BENCH_SOURCE']):\n"
+    "    os.makedirs(target := os.path.join(os.environ['FLYDSL_RUNTIME_CACHE_DIR'], name))\n"
+    "    for file in os.listdir(os.path.join(source, name)):\n"
+    "        shutil.copyfile(os.path.join(source, name, file), os.path.join(target, file))"
+)
+
+
+class Case:
+    """A script, what it must find loaded or gone, and what was measured of it and of its whole process."""
+
+    def __init__(self, name: str, script: str, *, before: str = "", fresh: bool = False, gpu: bool = True) -> None:
+        self.name = name
+        self.script = before + BEGIN + script + END
+        self.fresh = fresh
+        self.gpu = gpu
+        self.seconds: list[float] = []
+        self.process: list[float] = []
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--folder", help="where to work, for another file system than the temporary folder's")
+    options = parser.parse_args()
+    count = options.kernels
+    passing = Case("python -c pass", "pass")
+    importing = Case("import aiter_flydsl_prebuild", "import aiter_flydsl_prebuild")
+    second = Case(f"second start, {count} kernels", SEED)
+    full = Case("second start, with any option (the long way)", "import aiter_flydsl_prebuild.seeding as s; s.seed()")
+    loaded = Case(
+        "the same in a process that has json, re, ...",
+        "import aiter_flydsl_prebuild.seeding as s; s.seed()",
+        before=LOADED,
+    )
+    no_gpu = Case("start-up file, no GPU", STARTUP, gpu=False)
+    in_place = Case(f"start-up file, {count} kernels in place", STARTUP)
+    copy = Case(f"plain copy of {count} files", COPY, fresh=True)
+    first = Case(f"first seeding of {count} kernels", SEED, fresh=True)
+    warm = Case("the same in a process that has json, re, ...", SEED, before=LOADED, fresh=True)
+    cases = [passing, importing, second, full, loaded, no_gpu, in_place, copy, first, warm]
+
+    with tempfile.TemporaryDirectory(prefix="bench-seed-", dir=options.folder) as folder:
+        root = Path(folder)
+        pack = kernels.make(root / "a.fkpack", count)
+        # As installed: with byte code, and what others do to the source tree meanwhile does not show.
+        shutil.copytree(ROOT / "aiter_flydsl_prebuild", root / "site" / "aiter_flydsl_prebuild")
+        compileall.compile_dir(root / "site", quiet=2)
+        ours = ("FLYDSL_", "AITER_", "PYTHON")
+        environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
+            "PYTHONPATH": str(root / "site"),
+            "HOME": str(root / "home"),
+            "AITER_FLYDSL_PREBUILD_PACKS": str(pack),
+            "ROCM_PATH": str(root / "rocm"),
+        }
+        (root / "home").mkdir()
+        with_gpu = {**environ, "AITER_FLYDSL_PREBUILD_ARCH": "gfx950"}
+        run(SEED, with_gpu)
+        seeded = root / "home" / ".flydsl" / "cache"
+        files = list(seeded.rglob("*.pkl"))
+        size = sum(path.stat().st_size for path in files)
+        shutil.copytree(seeded, root / "source", ignore=shutil.ignore_patterns(".*"))
+        print(f"{len(files)} files of {size / len(files) / 1000:.1f} KB, pack {pack.stat().st_size / 1e6:.2f} MB")
+        for _ in range(options.rounds):
+            for case in cases:
+                environment = with_gpu if case.gpu else environ
+                if case.fresh:
+                    fresh = root / "fresh"
+                    shutil.rmtree(fresh, ignore_errors=True)
+                    source = {"FLYDSL_RUNTIME_CACHE_DIR": str(fresh), "BENCH_SOURCE": str(root / "source")}
+                    environment = {**environment, **source}
+                begun = time.perf_counter()
+                case.seconds.append(float(run(case.script, environment)))
+                case.process.append(time.perf_counter() - begun)
+
+    whole = min(passing.process)
+    print(f"{'milliseconds':48}{'least':>8}{'median':>8}{'x pass':>8}   (python -c pass: {1000 * whole:.1f} ms)")
+    for case in cases:
+        least, median = min(case.seconds), statistics.median(case.seconds)
+        print(f"{case.name:48}{1000 * least:8.2f}{1000 * median:8.2f}{least / whole:8.2f}")
+    ratio = min(first.seconds) / min(copy.seconds)
+    print(f"first seeding / plain copy: {ratio:.2f} (medians: {ratio_of_medians(first, copy):.2f})")
+    budgets = [
+        ("importing the package adds under 10 ms", min(importing.seconds), 0.010),
+        (f"the second start adds under 3 ms for {count} kernels", min(second.seconds), 0.003),
+        ("the start-up file costs under 1 ms without a GPU", min(no_gpu.seconds), 0.001),
+        ("the start-up file costs under 1 ms with all in place", min(in_place.seconds), 0.001),
+        (f"a first seeding of {count} kernels takes under 2 plain copies", ratio, 2.0),
+    ]
+    for text, value, budget in budgets:
+        print(f"{'ok  ' if value < budget else 'OVER'}  {text}")
+    return int(any(value >= budget for _, value, budget in budgets))
+
+
+def ratio_of_medians(one: Case, other: Case) -> float:
+    """How many times the median of the other a case takes."""
+    return statistics.median(one.seconds) / statistics.median(other.seconds)
+
+
+def run(script: str, environ: dict[str, str]) -> str:
+    """The last line that a fresh process prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True, cwd="/"
+    )
+    return (done.stdout.splitlines() or [""])[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Every generation of FlyDSL's cache against the real wheels: a kernel is compiled, packed, seeded and found again.
+
+Each FlyDSL gets an environment of its own, kept in pytest's cache, that shares all other packages with this one.
+FLYDSL_WHEELS may name a folder with wheels, for machines that cannot reach an index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiter_flydsl_prebuild.builder.toolchain import Toolchain
+from conftest import ARCH, HERE, flydsl_environment, run_python
+
+VERSIONS = ("0.3.1", "0.3.4.1", "0.4.2", "0.5.0")
+
+BUILD = """
+import sys
+from pathlib import Path
+from aiter_flydsl_prebuild.builder.compiling import Task, building_flydsl, compile_task
+from packs import make_job, make_pack
+from dataclasses import replace
+job = replace(make_job("tiny"), source="tiny_source:TinySource")
+make_pack(Path(sys.argv[1]), [compile_task(Task(job, sys.argv[2], None))], building_flydsl())
+"""
+
+# Without the kernel the call would compile; with it the call is a hit, and what FlyDSL read is what its compiler made.
+PROVE = """
+import json, pickle, sys
+from pathlib import Path
+import aiter_flydsl_prebuild, flydsl
+from tiny_source import TinySource
+folder, original = map(Path, sys.argv[1:])
+try:
+    TinySource().call(None, 5)
+    cold = "found"
+except RuntimeError:
+    cold = "would compile"
+report = aiter_flydsl_prebuild.seed()
+TinySource().call(None, 5)
+def load(path):
+    (file,) = path.rglob("*.pkl")
+    with file.open("rb") as data:
+        artifact = pickle.load(data)
+    return {name: value for name, value in vars(artifact).items() if name not in ("_lock", "_source_ir")}
+ours, theirs = load(folder), load(original)
+print(json.dumps({
+    "version": flydsl.__version__, "cold": cold, "kernels": report.kernels, "problems": report.problems,
+    "equal": ours == theirs, "fields": sorted(ours), "text": len(ours["_ir_text"]),
+}))
+"""
+
+
+def environment_of(version: str, folder: Path) -> Path:
+    """The interpreter of an environment with this FlyDSL in front of all that this one has."""
+    home = folder / f"flydsl-{version}-{sys.implementation.cache_tag}"
+    python = home / "bin" / "python"
+    if not (home / "ready").exists():
+        venv.create(home, with_pip=False, clear=True, symlinks=True)
+        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+        if wheels := os.environ.get("FLYDSL_WHEELS"):
+            command += ["--no-index", "--find-links", wheels]
+        run = subprocess.run([*command, f"flydsl=={version}"], capture_output=True, text=True, check=False)
+        if run.returncode:
+            pytest.skip(f"flydsl {version} cannot be installed: {(run.stderr.strip().splitlines() or ['?'])[-1]}")
+        (home / "ready").touch()
+    (site,) = home.glob("lib/python*/site-packages")
+    shared = [str(HERE.parent), str(HERE), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    (site / "shared.pth").write_text("\n".join(shared) + "\n")
+    return python
+
+
+class Built:
+    """A FlyDSL, and a pack of the one kernel that it compiled."""
+
+    def __init__(self, version: str, root: Path, python: Path, toolchain: Toolchain) -> None:
+        self.version = version
+        self.root = root
+        self.python = python
+        self.toolchain = toolchain
+        self.pack = root / "tiny.fkpack"
+        self.original = root / "original"
+        environment = flydsl_environment(toolchain, root / "unused", ORIGINALS=str(self.original))
+        self._run(BUILD, [self.pack, toolchain.rocm_root], environment)
+
+    def prove(self, name: str, rocm: Path) -> dict[str, Any]:
+        """Seed and call in a fresh process under a ROCm folder, compiling forbidden."""
+        folder = self.root / name
+        environment = flydsl_environment(
+            self.toolchain,
+            folder,
+            FLYDSL_RUNTIME_RUN_ONLY="1",
+            ROCM_PATH=str(rocm),
+            ROCM_HOME=str(rocm),
+            AITER_FLYDSL_PREBUILD_PACKS=str(self.pack),
+            AITER_FLYDSL_PREBUILD_ARCH=ARCH,
+        )
+        found: dict[str, Any] = json.loads(self._run(PROVE, [folder, self.original], environment).splitlines()[-1])
+        return found
+
+    def _run(self, script: str, arguments: list[Path], environment: dict[str, str]) -> str:
+        run = run_python(["-c", script, *map(str, arguments)], environment, self.python, cwd=self.root)
+        assert run.returncode == 0, run.stderr[-3000:]
+        return run.stdout
+
+
+def holds(found: dict[str, Any], version: str) -> None:
+    assert found["version"] == version
+    assert (found["cold"], found["kernels"], found["problems"]) == ("would compile", 1, [])
+    assert found["equal"], found["fields"]
+    assert found["text"] > 0
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def built(request: pytest.FixtureRequest, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    version: str = request.param
+    assert request.config.cache is not None
+    python = environment_of(version, request.config.cache.mkdir("flydsl"))
+    return Built(version, tmp_path_factory.mktemp("matrix"), python, toolchain)
+
+
+def test_what_one_process_compiles_another_finds(built: Built) -> None:
+    holds(built.prove("here", built.toolchain.rocm_root), built.version)
+
+
+def test_a_pack_of_one_rocm_serves_others(built: Built, tmp_path: Path) -> None:
+    """Under 0.5 the bitcode enters the key, under older ones it does not: the kernel is found either way."""
+    if built.version != VERSIONS[-1]:
+        pytest.skip("the bitcode enters the keys from 0.5 on alone")
+    for name, content in (("one", b"bitcode of one ROCm"), ("another", b"and of another"), ("none", None)):
+        rocm = tmp_path / name
+        rocm.mkdir()
+        if content is not None:
+            (rocm / "amdgcn" / "bitcode").mkdir(parents=True)
+            (rocm / "amdgcn" / "bitcode" / "ocml.bc").write_bytes(content)
+        holds(built.prove(name, rocm), built.version)
+    names = {path.name for name in ("one", "another", "none") for path in (built.root / name).rglob("*.pkl")}
+    assert len(names) == 3
