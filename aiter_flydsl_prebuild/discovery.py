@@ -16,8 +16,11 @@ SUFFIX = ".fkpack"
 FOLDER = "flydsl_kernels"
 """The folder inside a package that holds its packs."""
 
-KERNEL_PACKAGES = ("aiter_flydsl_kernels", "aiter", "aiter_flydsl_prebuild")
+KERNEL_PACKAGES = ("aiter", "aiter_flydsl_prebuild")
 """Packages whose folder is looked at without being asked."""
+
+KERNELS_NAMESPACE = "aiter_flydsl_kernels"
+"""What wheels of kernels alone share: a package of it for each arch."""
 
 PACKS_VARIABLE = "AITER_FLYDSL_PREBUILD_PACKS"
 """Further packs: files, or folders that hold some, joined as in PATH."""
@@ -65,20 +68,25 @@ def bundled_folder() -> str | None:
 
 
 def find_packs(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Paths of the packs of ``packages``, of :data:`KERNEL_PACKAGES` and of PACKS_VARIABLE, each once."""
+    """Paths of the packs of ``packages``, of the known packages and of PACKS_VARIABLE, each once."""
     names = (*packages, *(p for p in KERNEL_PACKAGES if p not in packages))
-    folders = [os.path.join(home, FOLDER) for name in names for home in package_folders(name)]
+    homes = [home for name in names for home in package_folders(name)]
+    homes += [os.path.join(home, arch) for home in package_folders(KERNELS_NAMESPACE) for arch in _listed(home)]
+    folders = [os.path.join(home, FOLDER) for home in homes]
     found: dict[str, None] = {}
     for place in [*folders, *filter(None, environ.get(PACKS_VARIABLE, "").split(os.pathsep))]:
         if place.endswith(SUFFIX):
             found[os.path.realpath(place)] = None
             continue
-        try:
-            names_here = sorted(os.listdir(place))
-        except OSError:
-            continue
-        found.update((os.path.realpath(os.path.join(place, n)), None) for n in names_here if n.endswith(SUFFIX))
+        found.update((os.path.realpath(os.path.join(place, n)), None) for n in _listed(place) if n.endswith(SUFFIX))
     return list(found)
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def locate_flydsl(search: list[str] | None = None) -> tuple[str, str] | None:

@@ -55,6 +55,7 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
         return Fit([], 0, [f"flydsl {install.version} is another build than the one the kernels were made for"])
 
     toolchain = cache.toolchain_key(install, bitcode) if pack.generation == cache.ARTIFACT_KEY else ""
+    disk_key = cache.disk_keys(toolchain)
     placements: dict[str, Placement] = {}
     fitting = 0
     other_bitcode = 0
@@ -69,7 +70,7 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
         fitting += 1
         for entry in kernel.entries:
             if entry.artifact_key is not None:
-                path = cache.artifact_path(entry.launcher, cache.disk_key(toolchain, entry.artifact_key))
+                path = cache.artifact_path(entry.launcher, disk_key(entry.artifact_key))
             else:
                 path = entry.paths[install.abi]
             placements[path] = Placement(path, kernel, entry)

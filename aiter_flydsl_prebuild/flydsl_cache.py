@@ -29,6 +29,8 @@ from .discovery import bitcode_files
 from .errors import PrebuildError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .flydsl_install import Install
 
 CALL_KEY = "call-key"
@@ -130,9 +132,21 @@ def _native_digests(root: str) -> list[tuple[str, str]]:
     return sorted(pairs)
 
 
+def disk_keys(toolchain: str) -> Callable[[str], str]:
+    """FlyDSL 0.5 ``_disk_cache_key`` as a function of the artifact key; a toolchain key is long, and hashed once."""
+    start = hashlib.sha256(f"{toolchain}\n".encode())
+
+    def disk_key(artifact_key: str) -> str:
+        digest = start.copy()
+        digest.update(artifact_key.encode())
+        return digest.hexdigest()
+
+    return disk_key
+
+
 def disk_key(toolchain: str, artifact_key: str) -> str:
     """FlyDSL 0.5 ``_disk_cache_key``."""
-    return hashlib.sha256(f"{toolchain}\n{artifact_key}".encode()).hexdigest()
+    return disk_keys(toolchain)(artifact_key)
 
 
 def artifact_path(launcher: str, key: str) -> str:
@@ -149,7 +163,7 @@ def encode_entry(entry: Entry) -> bytes:
     # PROTO 4, GLOBAL class, EMPTY_TUPLE, NEWOBJ, the state without its PROTO and STOP, BUILD, STOP: what pickle itself
     # makes of such an object, written out because the class cannot be imported here. (Protocol 3 has no frames.)
     head = b"\x80\x04c" + f"{_ARTIFACT_MODULE}\n{_ARTIFACT_CLASS}\n".encode() + b")\x81"
-    return head + body[2:-1] + b"b."
+    return b"".join((head, memoryview(body)[2:-1], b"b."))
 
 
 def decode_entry(data: bytes) -> Entry:

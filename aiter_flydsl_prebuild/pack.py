@@ -172,21 +172,24 @@ class Pack:
             raise PackError(f"{path}: broken manifest: {type(error).__name__}: {error}") from error
 
     def payloads(self) -> Iterator[str]:
-        """The text of every payload, in the manifest's order, each checked against its sha256.
+        """The text of every payload, in the manifest's order; all are checked before the first one comes.
 
-        The stream is unpacked as a whole, since one kernel costs as much as all before it.
+        The stream is unpacked as a whole, since one kernel costs as much as all before it. Who takes the texts one by
+        one needs no memory for a second copy of them.
 
         :raises PackError: a payload's bytes are not those that its manifest states.
         """
-        data = _unpack(self.path, self._packed, self.header.payload_size)
+        data = memoryview(_unpack(self.path, self._packed, self.header.payload_size))
         for index, (offset, size, digest) in enumerate(self._payloads):
             payload = data[offset : offset + size]
             if hashlib.sha256(payload).hexdigest() != digest:
                 raise PackError(f"{self.path}: payload {index} does not match its sha256")
             try:
-                yield payload.decode("utf-8")
+                str(payload, "utf-8")
             except UnicodeDecodeError as error:
                 raise PackError(f"{self.path}: payload {index} is not text") from error
+        for offset, size, _ in self._payloads:
+            yield str(data[offset : offset + size], "utf-8")
 
     def entries(self, kernel: PackedKernel, texts: list[str]) -> list[Entry]:
         """The cache entries of a kernel, given the texts of :meth:`payloads`."""

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from . import flydsl_cache as cache
@@ -33,7 +33,7 @@ from .discovery import (
     rocm_root,
 )
 from .errors import CheckError, InputError, PrebuildError
-from .fitting import fit
+from .fitting import Placement, fit
 from .flydsl_install import Install, read_install
 from .marker import in_place, marker_path, marker_text
 from .pack import Pack, read_header
@@ -237,13 +237,16 @@ def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, byte
     files = [placement.path for placement in fitting.placements]
     written = 0
     if files:
-        texts = list(pack.payloads())
+        users: dict[int, list[Placement]] = {}
+        for placement in fitting.placements:
+            users.setdefault(placement.entry.payload, []).append(placement)
 
-        def content(index: int) -> bytes:
-            entry = fitting.placements[index].entry
-            return cache.encode_entry(cache.Entry(texts[entry.payload], entry.fields))
+        def contents() -> Iterator[tuple[str, bytes]]:
+            for index, text in enumerate(pack.payloads()):
+                for placement in users.get(index, ()):
+                    yield placement.path, cache.encode_entry(cache.Entry(text, placement.entry.fields))
 
-        written = _write_all(folder, files, content)
+        written = _write_all(folder, files, contents)
     record = {
         "pack": path,
         "pack_id": pack.header.pack_id,
@@ -257,8 +260,8 @@ def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, byte
     return _Seeded(report, files), json.dumps(record).encode()
 
 
-def _write_all(folder: str, files: list[str], content: Callable[[int], bytes]) -> int:
-    """Have all of ``files`` in place below a folder, ``content(index)`` in each; returns how many were written.
+def _write_all(folder: str, files: list[str], contents: Callable[[], Iterable[tuple[str, bytes]]]) -> int:
+    """Have all of ``files`` in place below a folder, each with what ``contents`` gives; returns how many were written.
 
     :raises OSError: the folder does not take them, or does not keep them.
     """
@@ -270,8 +273,8 @@ def _write_all(folder: str, files: list[str], content: Callable[[int], bytes]) -
             there = os.path.join(folder, launcher)
             make_private(there)
             _sweep(there, os.listdir(there))
-        for index, path in enumerate(files):
-            written += _publish(os.path.join(folder, path), content(index))
+        for path, data in contents():
+            written += _publish(os.path.join(folder, path), data)
         if not _missing(folder, files):
             return written
     raise OSError(errno.ENOENT, "files vanish as they are written", folder)
@@ -303,11 +306,12 @@ def _copy_bundled(bundled: str, folder: str) -> tuple[int, list[str]]:
     ]
     absent = sorted(_missing(folder, files))
 
-    def content(index: int) -> bytes:
-        with open(os.path.join(bundled, absent[index]), "rb") as file:
-            return file.read()
+    def contents() -> Iterator[tuple[str, bytes]]:
+        for path in absent:
+            with open(os.path.join(bundled, path), "rb") as file:
+                yield path, file.read()
 
-    return _write_all(folder, absent, content) if absent else 0, files
+    return _write_all(folder, absent, contents) if absent else 0, files
 
 
 def _listed(folder: str) -> list[str]:

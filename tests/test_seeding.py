@@ -298,7 +298,7 @@ def test_packs_are_found_in_packages_and_by_variable(tmp_path: Path, monkeypatch
 
 
 def test_status_says_what_is_in_place(machine: Machine, tmp_path: Path, monkeypatch: Any) -> None:
-    folder = tmp_path / "site" / "aiter_flydsl_kernels" / "flydsl_kernels"
+    folder = tmp_path / "site" / "aiter_flydsl_kernels" / "gfx950" / "flydsl_kernels"
     folder.mkdir(parents=True)
     pack = make_pack(folder / "p.fkpack", KERNELS)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])

@@ -224,7 +224,7 @@ def _request(pack: Pack) -> dict[str, Any]:
 
 
 def _rocm_root(packs: Sequence[Pack], cold: bool, folder: Path) -> tuple[Path, str | None]:
-    """The proof's ROCm folder, with bitcode where kernels need it, and the linker in it, which only a cold run needs."""
+    """The proof's ROCm folder, with bitcode where kernels need it, and its linker, which only a cold run needs."""
     needs_bitcode = any(kernel.bitcode for pack in packs for kernel in pack.kernels)
     if not cold and not needs_bitcode:
         return folder / "no-rocm", None

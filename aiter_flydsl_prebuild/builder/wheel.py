@@ -15,11 +15,9 @@ import zipfile
 from pathlib import Path
 
 from .. import __version__
-from ..discovery import BUILD_VARIABLE, SUFFIX
+from ..discovery import BUILD_VARIABLE, KERNELS_NAMESPACE, SUFFIX
 from ..errors import CheckError, InputError
 from ..pack import Pack
-
-KERNELS_PACKAGE = "aiter_flydsl_kernels"
 
 # The first moment that a zip can hold: without SOURCE_DATE_EPOCH the build is the same on any day.
 _FIRST_EPOCH = "315532800"
@@ -71,8 +69,9 @@ def build_wheel(pack_path: Path, out: Path) -> Path:
     name = f"aiter-flydsl-kernels-{pack.arch}"
     with tempfile.TemporaryDirectory(prefix="afp-wheel-") as folder:
         project = Path(folder)
-        package = project / KERNELS_PACKAGE
-        package.mkdir()
+        # A package for each arch: two such wheels must not share a file.
+        package = project / KERNELS_NAMESPACE / pack.arch
+        package.mkdir(parents=True)
         (package / "__init__.py").write_text('"""Precompiled FlyDSL kernels; aiter_flydsl_prebuild reads them."""\n')
         plan = pack.manifest["plan"]
         text = _README.format(
@@ -93,7 +92,7 @@ def build_wheel(pack_path: Path, out: Path) -> Path:
             description=json.dumps(f"Precompiled FlyDSL kernels for {pack.arch} and flydsl {pack.version}"),
             dependencies=json.dumps([f"aiter-flydsl-prebuild>={__version__}", f"flydsl=={pack.version}"]),
             license=json.dumps(pack.manifest["source"]["license"]),
-            package=json.dumps(KERNELS_PACKAGE),
+            package=json.dumps(f"{KERNELS_NAMESPACE}.{pack.arch}"),
             pack=json.dumps(str(pack_path.resolve())),
         )
         (project / "pyproject.toml").write_text(pyproject)
