@@ -147,7 +147,7 @@ class Pack:
             raise PackError(f"{path}: damaged: its bytes do not match its sha256")
         self.header = header
         start = _HEADER.size + header.manifest_packed
-        raw = _unpack(path, data[_HEADER.size : start], header.manifest_size)
+        raw = b"".join(_pieces(path, data[_HEADER.size : start], [header.manifest_size]))
         self._packed = data[start:]
         try:
             manifest = json.loads(raw)
@@ -174,43 +174,55 @@ class Pack:
     def payloads(self) -> Iterator[str]:
         """The text of every payload, in the manifest's order; all are checked before the first one comes.
 
-        The stream is unpacked as a whole, since one kernel costs as much as all before it. Who takes the texts one by
-        one needs no memory for a second copy of them.
+        For that the stream is unpacked twice. To hold it instead costs more: memory that is touched for the first time
+        takes longer than unpacking.
 
         :raises PackError: a payload's bytes are not those that its manifest states.
         """
-        data = memoryview(_unpack(self.path, self._packed, self.header.payload_size))
-        for index, (offset, size, digest) in enumerate(self._payloads):
-            payload = data[offset : offset + size]
-            if hashlib.sha256(payload).hexdigest() != digest:
+        sizes = [size for _, size, _ in self._payloads]
+        for index, payload in enumerate(_pieces(self.path, self._packed, sizes)):
+            if hashlib.sha256(payload).hexdigest() != self._payloads[index][2]:
                 raise PackError(f"{self.path}: payload {index} does not match its sha256")
             try:
-                str(payload, "utf-8")
+                payload.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise PackError(f"{self.path}: payload {index} is not text") from error
-        for offset, size, _ in self._payloads:
-            yield str(data[offset : offset + size], "utf-8")
+        for payload in _pieces(self.path, self._packed, sizes):
+            yield payload.decode("utf-8")
 
     def entries(self, kernel: PackedKernel, texts: list[str]) -> list[Entry]:
         """The cache entries of a kernel, given the texts of :meth:`payloads`."""
         return [Entry(texts[e.payload], e.fields) for e in kernel.entries]
 
 
-def _unpack(path: str, data: bytes, size: int) -> bytes:
+def _pieces(path: str, data: bytes, sizes: list[int]) -> Iterator[bytes]:
+    """What a zstd frame unpacks to, in pieces of these sizes; never more is unpacked, whatever the frame would grow to.
+
+    :raises PackError: it is damaged, or of another size.
+    """
     try:
         module = zstd()
     except (ImportError, OSError) as error:
         raise PackError(f"{path}: zstd cannot be loaded: {error}; pip install backports.zstd") from error
+    decompressor = module.ZstdDecompressor()
     try:
-        decompressor = module.ZstdDecompressor()
-        # One byte more than claimed is enough to know that the claim is wrong, whatever the stream would grow to.
-        raw = bytes(decompressor.decompress(data, size + 1))
-        whole = decompressor.eof and not decompressor.unused_data
+        # One byte more is enough to know that there is more.
+        for position, size in enumerate([*sizes, 1]):
+            piece = b""
+            while len(piece) < size and not decompressor.eof:
+                more = bytes(decompressor.decompress(data, size - len(piece)))
+                data = b""
+                piece = piece + more if piece else more
+                if not more:
+                    break
+            if len(piece) != (size if position < len(sizes) else 0):
+                raise PackError(f"{path}: damaged: its content is not of the size that its header states")
+            if position < len(sizes):
+                yield piece
     except (module.ZstdError, MemoryError) as error:
         raise PackError(f"{path}: damaged: {error}") from error
-    if len(raw) != size or not whole:
+    if not decompressor.eof or decompressor.unused_data:
         raise PackError(f"{path}: damaged: its content is not of the size that its header states")
-    return raw
 
 
 def _word(value: Any) -> str:

@@ -110,7 +110,7 @@ def test_a_stream_of_another_size_than_claimed_is_refused(pack: Path, tmp_path: 
     manifest, payloads = manifest_of(pack)
     manifest["payloads"][-1]["size"] += change
     forged = forge(tmp_path / "f.fkpack", manifest, payloads, payload_size=len(payloads) + change)
-    with pytest.raises(PackError, match="not of the size"):
+    with pytest.raises(PackError, match=r"not of the size|does not match its sha256"):
         list(Pack(str(forged)).payloads())
 
 
