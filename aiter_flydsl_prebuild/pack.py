@@ -172,23 +172,21 @@ class Pack:
             raise PackError(f"{path}: broken manifest: {type(error).__name__}: {error}") from error
 
     def payloads(self) -> Iterator[str]:
-        """The text of every payload, in the manifest's order; all are checked before the first one comes.
+        """The text of every payload, in the manifest's order, each checked against its sha256 as it comes.
 
-        For that the stream is unpacked twice. To hold it instead costs more: memory that is touched for the first time
-        takes longer than unpacking.
+        Unpacked piece by piece: memory that is touched for the first time costs more than unpacking.
 
-        :raises PackError: a payload's bytes are not those that its manifest states.
+        :raises PackError: a payload's bytes are not those that its manifest states. The file as a whole was checked
+            before, so this takes a pack that was made wrong; what came before is to be taken back.
         """
         sizes = [size for _, size, _ in self._payloads]
         for index, payload in enumerate(_pieces(self.path, self._packed, sizes)):
             if hashlib.sha256(payload).hexdigest() != self._payloads[index][2]:
                 raise PackError(f"{self.path}: payload {index} does not match its sha256")
             try:
-                payload.decode("utf-8")
+                yield payload.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise PackError(f"{self.path}: payload {index} is not text") from error
-        for payload in _pieces(self.path, self._packed, sizes):
-            yield payload.decode("utf-8")
 
     def entries(self, kernel: PackedKernel, texts: list[str]) -> list[Entry]:
         """The cache entries of a kernel, given the texts of :meth:`payloads`."""

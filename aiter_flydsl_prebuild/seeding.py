@@ -263,9 +263,10 @@ def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, byte
 def _write_all(folder: str, files: list[str], contents: Callable[[], Iterable[tuple[str, bytes]]]) -> int:
     """Have all of ``files`` in place below a folder, each with what ``contents`` gives; returns how many were written.
 
+    :raises PrebuildError: from ``contents``; then nothing that was written stays.
     :raises OSError: the folder does not take them, or does not keep them.
     """
-    written = 0
+    written: list[str] = []
     launchers = {os.path.dirname(path) for path in files}
     for _ in range(_TRIES):
         make_private(folder)
@@ -273,10 +274,17 @@ def _write_all(folder: str, files: list[str], contents: Callable[[], Iterable[tu
             there = os.path.join(folder, launcher)
             make_private(there)
             _sweep(there, os.listdir(there))
-        for path, data in contents():
-            written += _publish(os.path.join(folder, path), data)
+        try:
+            for path, data in contents():
+                target = os.path.join(folder, path)
+                if _publish(target, data):
+                    written.append(target)
+        except PrebuildError:
+            for target in written:
+                _remove(target)
+            raise
         if not _missing(folder, files):
-            return written
+            return len(written)
     raise OSError(errno.ENOENT, "files vanish as they are written", folder)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import faults
 import pytest
 
-from aiter_flydsl_prebuild import seed
+from aiter_flydsl_prebuild import fitting, flydsl_cache, seed
 from aiter_flydsl_prebuild.flydsl_install import read_install
+from aiter_flydsl_prebuild.pack import Pack
 from conftest import HERE, run_python
-from packs import flydsl_here, make_compiled, make_pack
+from packs import flydsl_here, forge, make_compiled, make_pack
 
 KERNELS = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(3)]
 
@@ -111,9 +112,6 @@ def test_a_pipe_and_a_device_are_no_packs(environ: dict[str, str], tmp_path: Pat
 
 def test_a_kernel_without_a_key_for_this_python(environ: dict[str, str], tmp_path: Path, monkeypatch: Any) -> None:
     """One kernel of a merged pack was built for another CPython alone."""
-    from aiter_flydsl_prebuild import fitting, flydsl_cache
-    from aiter_flydsl_prebuild.pack import Pack
-
     install = read_install()
     assert install is not None
     kernels = [make_compiled(f"k{i}", f"module {{ {i} }}", path=f"gemm_01/{i}.pkl") for i in range(2)]
@@ -134,3 +132,13 @@ def test_a_bundled_folder_that_cannot_be_read(environ: dict[str, str], tmp_path:
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
     monkeypatch.setenv("HOME", environ["HOME"])
     assert seed(environ=environ).kernels == 3
+
+
+def test_a_pack_that_was_made_wrong_is_taken_back(environ: dict[str, str], tmp_path: Path) -> None:
+    """Its outer hash is right, the hash of its last payload is not."""
+    pack = Pack(environ["AITER_FLYDSL_PREBUILD_PACKS"])
+    pack.manifest["payloads"][-1]["sha256"] = "0" * 64
+    wrong = forge(tmp_path / "wrong.fkpack", pack.manifest, "".join(pack.payloads()).encode())
+    report = seed(environ={**environ, "AITER_FLYDSL_PREBUILD_PACKS": str(wrong)}, cache_dir=str(tmp_path / "cache"))
+    assert "payload 2 does not match its sha256" in report.problems[0]
+    assert not list((tmp_path / "cache").rglob("*.pkl"))
