@@ -24,6 +24,15 @@ ABOUT = {
 }
 
 
+def closed_to_others() -> str | None:
+    """Why another user cannot see the installed FlyDSL, if so."""
+    install = read_install()
+    assert install is not None
+    site = Path(install.root)
+    closed = [folder for folder in (site, *site.parents) if not folder.stat().st_mode & 0o001]
+    return f"the installed FlyDSL is closed to other users by {closed[0]}" if closed else None
+
+
 def make_job(name: str = "kernel", n: int = 128, k: int = 256) -> Job:
     shape = Shape("mxscale_bmm", "gfx950", 0, n, k, "32x32", None)
     return Job("reference", "gfx950", name, shape, ((1, 8),))

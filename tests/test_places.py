@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from aiter_flydsl_prebuild import places, seed
-from aiter_flydsl_prebuild.flydsl_install import read_install
 from aiter_flydsl_prebuild.seeding import SeedReport, prune
-from packs import make_compiled, make_pack
+from packs import closed_to_others, make_compiled, make_pack
 
 KERNELS = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(3)]
 
@@ -179,9 +178,8 @@ def test_a_user_without_rights(tmp_path: Path, pack: Path, home: Path) -> None:
     """A real other user, a folder of root's."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
-    site = Path(read_install().root)  # type: ignore[union-attr]
-    if not all(folder.stat().st_mode & 0o001 for folder in (site, *site.parents)):
-        pytest.skip("the folder of the installed FlyDSL is closed to other users")
+    if why := closed_to_others():
+        pytest.skip(why)
     root_owned = tmp_path / "root-owned"
     root_owned.mkdir()
     root_owned.chmod(0o755)

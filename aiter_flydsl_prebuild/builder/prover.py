@@ -39,9 +39,9 @@ def main() -> int:
     request = json.load(sys.stdin)
     die_with_parent(request["parent"])
     try:
-        # The source comes from where it is installed; a wheel's own folder is looked at last.
-        source = load_source(request["source"], Options.from_json(request["options"]))
+        # A wheel's own folder is looked at last: it must not stand in for what is installed.
         sys.path += request["search"]
+        source = load_source(request["source"], Options.from_json(request["options"]))
         result = prove(request, source)
     except PrebuildError as error:
         result = {"problems": [str(error)]}
