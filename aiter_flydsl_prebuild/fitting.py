@@ -36,7 +36,8 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
     :param bitcode: :func:`flydsl_cache.bitcode_digest` of the ROCm folder that FlyDSL takes in this process.
     """
     if pack.arch not in arches:
-        return Fit([], 0, [f"kernels are for {pack.arch}, this machine needs {', '.join(arches)}"])
+        here = f"this machine needs {', '.join(arches)}" if arches else "this machine has no ROCm GPU"
+        return Fit([], 0, [f"kernels are for {pack.arch}, {here}"])
     if install is None:
         return Fit([], 0, ["FlyDSL is not installed"])
     if install.identity is None and any(i.startswith(OWN_KEY) for known in pack.identities.values() for i in known):

@@ -49,6 +49,9 @@ class SeedReport:
         self.problems = problems or []
         self.seconds = seconds
 
+    def __repr__(self) -> str:
+        return f"SeedReport({', '.join(f'{name}={value!r}' for name, value in self.to_json().items())})"
+
     @property
     def kernels(self) -> int:
         """Kernels in place, over all packs."""

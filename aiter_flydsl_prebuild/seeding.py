@@ -74,8 +74,9 @@ def seed(
     strict = False
     arches: list[str] = []
     outcome = _Outcome()
+    wrong: list[str] = []
     try:
-        mode = _mode(mode, variables)
+        mode = _mode(mode, variables, wrong)
         strict = mode == "strict"
         if mode != "off" and (arches := target_arches(variables)):
             paths = find_packs(packages, variables) if packs is None else [os.path.realpath(p) for p in packs]
@@ -86,11 +87,9 @@ def seed(
                 outcome = _seed_somewhere(tries, paths, bundled, arches, variables)
             if strict and not paths:
                 outcome.problems.append("no pack of kernels is installed")
-    except InputError as error:
-        outcome.problems.append(str(error))
-        mode = "on"
     except Exception as error:  # The host program's start is worth more than any kernel.
         outcome.problems.append(f"kernels were not seeded: {type(error).__name__}: {error}")
+    outcome.problems += wrong
     if strict and outcome.problems:
         raise CheckError("aiter-flydsl-prebuild (strict): " + "; ".join(outcome.problems))
     if environ is None and outcome.place is not None:
@@ -126,12 +125,12 @@ def _log(problems: list[str]) -> None:
             logging.getLogger("aiter_flydsl_prebuild").warning("aiter-flydsl-prebuild: %s", problem)
 
 
-def _mode(mode: str | None, environ: Mapping[str, str]) -> str:
+def _mode(mode: str | None, environ: Mapping[str, str], wrong: list[str]) -> str:
     said = environ.get(MODE_VARIABLE, "") if mode is None else mode
     found = mode_of({MODE_VARIABLE: said})
     if found is None:
-        raise InputError(f"{MODE_VARIABLE}={said}: not one of off, on, strict; taken as on")
-    return found
+        wrong.append(f"{MODE_VARIABLE}={said}: not one of off, on, strict; taken as on")
+    return found or "on"
 
 
 def _seed_somewhere(
@@ -330,19 +329,14 @@ def _listed(folder: str) -> list[str]:
 
 
 def prune(folder: str, packs: Iterable[str]) -> list[str]:
-    """Remove what was seeded into a folder from packs that are not among ``packs`` any more.
+    """Remove what was seeded into a folder from packs that are neither among ``packs`` nor where they were any more.
 
-    Files that a pack that stays has too are kept, and so is all that FlyDSL compiled itself. Returns the removed paths,
-    relative to the folder.
+    Files that a pack that stays has too are kept, and so is all that FlyDSL compiled itself. Packs of another container
+    or host that shares the folder are not seen from here. Returns the removed paths, relative to the folder.
 
     :raises InputError: the folder cannot be changed.
     """
-    stay = set()
-    for path in packs:
-        try:
-            stay.add(read_header(path).pack_id)
-        except PrebuildError:
-            continue
+    stay = {_id_of(path) for path in packs}
     stamps = os.path.join(folder, STAMPS)
     keep: set[str] = set()
     gone: dict[str, list[str]] = {}
@@ -352,10 +346,10 @@ def prune(folder: str, packs: Iterable[str]) -> list[str]:
                 with open(os.path.join(stamps, name), encoding="utf-8") as file:
                     record = json.load(file)
                 files = [path for path in record["files"] if _is_entry(path)]
-                pack_id = record["pack_id"]
+                pack, pack_id = str(record["pack"]), record["pack_id"]
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            if pack_id in stay:
+            if pack_id in stay or pack_id == _id_of(pack):
                 keep.update(files)
             else:
                 gone[name] = files
@@ -366,6 +360,13 @@ def prune(folder: str, packs: Iterable[str]) -> list[str]:
     except OSError as error:
         raise InputError(f"{folder}: cannot be pruned: {error.strerror or error}") from error
     return removed
+
+
+def _id_of(path: str) -> str | None:
+    try:
+        return read_header(path).pack_id
+    except PrebuildError:
+        return None
 
 
 def _is_entry(path: object) -> bool:

@@ -31,10 +31,16 @@ def at_startup() -> None:
 
 
 def vllm_plugin() -> None:
-    """Seed in a process of vLLM, before it loads a model."""
+    """Seed in a process of vLLM, before it loads a model, and watch it where AITER_FLYDSL_PREBUILD_LOG names a file."""
     from . import seed
+    from .monitor import VARIABLE, start
 
     seed()
+    if os.environ.get(VARIABLE):
+        try:
+            start()
+        except ImportError:
+            return  # without FlyDSL there is nothing to watch
 
 
 def startup_file() -> tuple[str, str]:

@@ -15,7 +15,7 @@ from setuptools import Command
 from setuptools.errors import SetupError
 
 from aiter_flydsl_prebuild.discovery import FOLDER, SUFFIX
-from aiter_flydsl_prebuild.errors import PrebuildError
+from aiter_flydsl_prebuild.errors import InputError, PrebuildError
 from aiter_flydsl_prebuild.flydsl_cache import ARTIFACT_KEY
 from aiter_flydsl_prebuild.pack import Pack
 
@@ -56,7 +56,7 @@ class build_flydsl_kernels(Command):
             raise SetupError(f"FlyDSL kernels cannot go into {config.package}: this project has no such package")
         try:
             with tempfile.TemporaryDirectory(prefix="afp-hook-") as name:
-                pack = config.pack or self._build(config, Path(name))
+                pack = _unpacked(config.pack, Path(name)) if config.pack else self._build(config, Path(name))
                 self._tag = _python_tag(Pack(str(pack)))
                 folder.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(pack, folder / pack.name)
@@ -106,6 +106,21 @@ class build_flydsl_kernels(Command):
             built = build_pack(request, folder, Progress)
         self.announce(f"{built.kernels} FlyDSL kernels, {built.bytes} bytes, proven in {built.seconds:.0f} s", level=2)
         return built.path
+
+
+def _unpacked(pack: Path, folder: Path) -> Path:
+    """A finished pack, out of its wheel if that was named.
+
+    :raises PrebuildError: the wheel does not hold one pack.
+    """
+    if pack.suffix != ".whl":
+        return pack
+    from aiter_flydsl_prebuild.builder.proof import open_subject
+
+    found = open_subject(pack, folder).packs
+    if len(found) != 1:
+        raise InputError(f"{pack}: holds {len(found)} packs; name one of them")
+    return found[0]
 
 
 @contextmanager

@@ -134,6 +134,13 @@ def test_this_project_can_carry_kernels_itself(tmp_path: Path, pack: Path) -> No
     assert prebuild("verify", wheel).returncode == 0
 
 
+def test_a_wheel_of_kernels_may_be_named_in_place_of_a_pack(tmp_path: Path, wheel: Path, pack: Path) -> None:
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(wheel))}\n")
+    run = pip_wheel(project, "--no-build-isolation")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"their_server/flydsl_kernels/{pack.name}" in names_in(project)[1]
+
+
 def test_kernels_of_one_abi_tag_the_wheel(tmp_path: Path) -> None:
     from packs import flydsl_here, make_compiled, make_pack
 

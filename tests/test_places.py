@@ -208,12 +208,15 @@ def test_pruning_takes_what_no_installed_pack_has(tmp_path: Path, home: Path, mo
     folder = Path(report.cache_dir)
     (folder / "gemm" / "own.pkl").write_bytes(b"compiled here")
     assert entries(folder) == 4
+    assert prune(str(folder), []) == [], "both packs are where they were"
+    old.unlink()
     removed = prune(str(folder), [str(new)])
     assert len(removed) == 1
     assert entries(folder) == 3
     assert (folder / "gemm" / "own.pkl").exists()
     assert prune(str(folder), [str(new)]) == []
-    assert len(prune(str(folder), [])) == 2
+    make_pack(new, KERNELS[:1])
+    assert len(prune(str(folder), [])) == 2, "another pack took its place"
     assert entries(folder) == 1
 
 

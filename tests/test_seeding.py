@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -18,6 +19,7 @@ from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.flydsl_install import read_install
 from aiter_flydsl_prebuild.pack import Pack
 from aiter_flydsl_prebuild.seeding import SeedReport
+from conftest import prebuild
 from packs import flydsl_here, make_compiled, make_pack
 
 INSTALL = read_install()
@@ -201,7 +203,10 @@ def test_off(machine: Machine, pack: Path) -> None:
 
 def test_a_mode_that_does_not_exist_is_said_once(machine: Machine, pack: Path) -> None:
     machine.environ["AITER_FLYDSL_PREBUILD"] = "maybe"
-    assert machine.seed(pack).problems == ["AITER_FLYDSL_PREBUILD=maybe: not one of off, on, strict; taken as on"]
+    report = machine.seed(pack)
+    assert report.problems == ["AITER_FLYDSL_PREBUILD=maybe: not one of off, on, strict; taken as on"]
+    assert report.kernels == 6
+    assert "problems=['AITER_FLYDSL_PREBUILD=maybe" in repr(report)
 
 
 def test_without_a_gpu_nothing_happens(machine: Machine, pack: Path) -> None:
@@ -311,3 +316,24 @@ def test_status_says_what_is_in_place(machine: Machine, tmp_path: Path, monkeypa
     assert described["oldest"] < 60
     assert found["flydsl"]["released_wheel"] is True
     assert len(Pack(str(pack)).kernels) == described["kernels"]
+
+
+def test_the_commands_tell_success_from_failure(machine: Machine, tmp_path: Path) -> None:
+    own = tmp_path / "site" / "their_server" / "flydsl_kernels"
+    own.mkdir(parents=True)
+    make_pack(own / "p.fkpack", KERNELS)
+    environment = {**os.environ, **machine.environ, "PYTHONPATH": str(tmp_path / "site")}
+    assert "no pack of kernels is installed" in prebuild("seed", environment=environment).stdout
+    assert prebuild("seed", "--strict", environment=environment).returncode == 1
+    seeded = prebuild("seed", "--package", "their_server", "--json", environment=environment)
+    assert (seeded.returncode, json.loads(seeded.stdout)["kernels"]) == (0, 6)
+    state = prebuild("status", "--package", "their_server", "--json", environment=environment)
+    assert json.loads(state.stdout)["packs"][0]["in_place"] == 6
+    if not Path("/sys/class/kfd/kfd/topology/nodes").exists():
+        bare = {name: value for name, value in environment.items() if "ARCH" not in name}
+        assert prebuild("seed", "--strict", environment=bare).returncode == 1
+        state = prebuild("status", "--package", "their_server", environment=bare)
+        assert "this machine has no ROCm GPU" in state.stdout
+    environment["FLYDSL_RUNTIME_ENABLE_CACHE"] = "0"
+    defeated = prebuild("seed", "--package", "their_server", environment=environment)
+    assert (defeated.returncode, defeated.stdout) == (1, "nothing was seeded\n")

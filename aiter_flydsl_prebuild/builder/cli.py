@@ -107,6 +107,7 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     command.add_argument(
         "--exhaustive", action="store_true", help="call FlyDSL for every token count, not only at the ends"
     )
+    _packages(command)
 
     command = _add(commands, "merge", _merge, "join wheels or packs of one build: shards, or several Pythons")
     command.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="wheels or packs")
@@ -116,6 +117,7 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     command.add_argument("wheel", nargs="?", type=Path, help="a wheel or a pack (default: what is installed)")
     command.add_argument("--kernel", metavar="NAME", help="only kernels of this name")
     command.add_argument("--extract", type=Path, metavar="FOLDER", help="write their code objects and MLIR there")
+    _packages(command)
 
     command = _add(commands, "seed", _seed, "put the installed kernels into FlyDSL's cache")
     command.add_argument("--cache-dir", metavar="FOLDER", help="FlyDSL's cache (default: the one FlyDSL would use)")
@@ -124,7 +126,9 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
         "--prune", action="store_true", help="remove what packs seeded that are not installed any more"
     )
 
-    _add(commands, "status", _status, "what is installed, what fits, what is seeded")
+    _packages(command)
+
+    _packages(_add(commands, "status", _status, "what is installed, what fits, what is seeded"))
     command = _add(commands, "startup", _startup, "seed in every Python process of this environment")
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("--install", action="store_true", help="put the start-up file into site-packages")
@@ -141,6 +145,11 @@ def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentPars
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(run=run)
     return command
+
+
+def _packages(command: argparse.ArgumentParser) -> None:
+    text = "a package that carries kernels, beside aiter and wheels of kernels (may be repeated)"
+    command.add_argument("--package", action="append", default=[], metavar="NAME", help=text)
 
 
 def _planning(command: argparse.ArgumentParser) -> None:
@@ -297,7 +306,7 @@ def _verify(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="afp-verify-") as name:
         tokens = parse_tokens(options.tokens) if options.tokens else None
         with _named(options.wheel, name):
-            subject = open_subject(options.wheel, Path(name))
+            subject = open_subject(options.wheel, Path(name), options.package)
             proof = prove(
                 subject, cold=options.cold, exhaustive=options.exhaustive, tokens=tokens, trusted=options.source
             )
@@ -345,7 +354,7 @@ def _inspect(options: argparse.Namespace) -> int:
     from .proof import open_subject
 
     with tempfile.TemporaryDirectory(prefix="afp-inspect-") as name, _named(options.wheel, name):
-        subject = open_subject(options.wheel, Path(name))
+        subject = open_subject(options.wheel, Path(name), options.package)
         summaries = [summarize(path, options.kernel) for path in subject.packs]
         written = [str(f) for path in subject.packs for f in extract(path, options.kernel, options.extract)]
     if options.kernel and not any(summary["kernels"] for summary in summaries):
@@ -362,14 +371,16 @@ def _seed(options: argparse.Namespace) -> int:
     from ..seeding import prune, seed
     from . import show
 
-    report = seed(mode="strict" if options.strict else None, cache_dir=options.cache_dir)
-    pruned = prune(report.cache_dir or folder_in_use(), find_packs()) if options.prune else []
+    packages = options.package
+    report = seed(packages, mode="strict" if options.strict else None, cache_dir=options.cache_dir)
+    pruned = prune(report.cache_dir or folder_in_use(), find_packs(packages)) if options.prune else []
     if options.json:
         counts = {"kernels": report.kernels, "written": report.written, "pruned": pruned}
         _print_json({**report.to_json(), **counts})
     else:
         show.seeded(report, pruned)
-    return 1 if report.problems or (options.strict and not report.kernels) else 0
+    # A caution beside kernels that are in place is no failure; kernels that are not, are one.
+    return 1 if (report.problems or report.mode == "strict") and not report.kernels else 0
 
 
 def _startup(options: argparse.Namespace) -> int:
@@ -395,7 +406,7 @@ def _status(options: argparse.Namespace) -> int:
     from ..state import status
     from . import show
 
-    found = status()
+    found = status(options.package)
     if options.json:
         _print_json(found)
     else:

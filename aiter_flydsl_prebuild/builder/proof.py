@@ -103,16 +103,18 @@ class Subject:
     packages: tuple[str, ...]
 
 
-def open_subject(wheel: Path | None, folder: Path) -> Subject:
+def open_subject(wheel: Path | None, folder: Path, packages: Sequence[str] = ()) -> Subject:
     """The packs of a wheel (unpacked into ``folder``), of a pack file, or, for None, of this environment.
+
+    :param packages: packages of this environment that carry packs, beside the known ones.
 
     :raises InputError: no such file, not a wheel, or no packs in it.
     """
     if wheel is None:
-        installed = tuple(Path(path) for path in find_packs())
+        installed = tuple(Path(path) for path in find_packs(packages))
         if not installed:
             raise InputError("no pack of kernels is installed here; name a wheel, or install one")
-        return Subject(installed, (), ())
+        return Subject(installed, (), tuple(packages))
     if wheel.is_dir():
         raise InputError(f"{wheel}: is a folder; name a wheel or a pack that build made")
     if not wheel.exists():
@@ -132,10 +134,10 @@ def open_subject(wheel: Path | None, folder: Path) -> Subject:
         raise InputError(f"{wheel}: cannot be unpacked: {error.strerror or error}") from error
     if not names:
         raise InputError(f"{wheel}: holds no pack of kernels")
-    packages = {
+    inside = {
         ".".join(PurePosixPath(name).parent.parts[:-1]) for name in names if PurePosixPath(name).parent.name == FOLDER
     }
-    return Subject(tuple(folder / name for name in names), (folder,), tuple(sorted(packages)))
+    return Subject(tuple(folder / name for name in names), (folder,), tuple(sorted(inside)))
 
 
 def prove(

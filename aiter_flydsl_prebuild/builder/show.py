@@ -180,6 +180,8 @@ def seeded(report: SeedReport, pruned: Sequence[str]) -> None:
         print("nothing to do: no ROCm GPU here (AITER_FLYDSL_PREBUILD_ARCH names an arch by hand)")
     elif not report.packs and not report.problems:
         print("nothing to do: no pack of kernels is installed")
+    elif report.cache_dir is None:
+        print("nothing was seeded")
     else:
         print(
             f"{report.kernels} kernels in place in {report.cache_dir}, {report.written} files written, "
