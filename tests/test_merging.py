@@ -111,3 +111,15 @@ def test_what_one_part_lacks_another_may_have(tmp_path: Path) -> None:
     merged = Pack(str(merge_packs(paths, tmp_path)))
     assert [kernel.name for kernel in merged.kernels] == ["k0", "k1"]
     assert [job["name"] for job in merged.manifest["missing"]] == ["k9"]
+
+
+def test_packs_of_one_name_are_told_apart_and_the_difference_is_named(tmp_path: Path) -> None:
+    paths = []
+    for folder, tokens in (("a", [1, 8]), ("b", [9, 16])):
+        about = {**ABOUT, "plan": {**ABOUT["plan"], "tokens": tokens}}
+        manifest, payloads = make_manifest("gfx950", flydsl_here(), KERNELS, [], about)
+        (tmp_path / folder).mkdir()
+        paths.append(tmp_path / folder / "p.fkpack")
+        write_pack(paths[-1], manifest, payloads)
+    with pytest.raises(CheckError, match=r"\(number 1\) and p.fkpack \(number 2\) differ in their plan's tokens"):
+        merge_packs(paths, tmp_path)

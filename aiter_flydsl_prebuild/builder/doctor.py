@@ -129,8 +129,7 @@ def _flydsl() -> Finding:
     if install is None:
         return Finding("FlyDSL", "missing", "not installed", "pip install flydsl, in the release that the server runs")
     generation = flydsl_cache.generation(install.version)
-    releases = {None: "unknown", flydsl_cache.CALL_KEY: "0.3.1 to 0.4.2", flydsl_cache.ARTIFACT_KEY: "0.5"}[generation]
-    detail = f"{install.version or 'unknown version'}, cache of the generation {releases}, {install.root}"
+    detail = f"{install.version or 'unknown version'}, cache generation {generation or 'unknown'}, {install.root}"
     if generation is None:
         advice = "use FlyDSL 0.3.1 to 0.4.2 or 0.5, or a version of this project that knows this FlyDSL"
         return Finding("FlyDSL", "missing", detail, advice)
@@ -172,7 +171,7 @@ def _version(distribution: str) -> str:
 def _linker_and_bitcode(environment: Mapping[str, str]) -> Iterator[Finding]:
     candidates = list(survey(environment))
     lines = [
-        f"{candidate.kind}: {candidate.where}: {candidate.problem or f'works, {candidate.version}'}"
+        ": ".join(dict.fromkeys((candidate.kind, candidate.where, candidate.problem or f"works, {candidate.version}")))
         for candidate in candidates
     ]
     try:

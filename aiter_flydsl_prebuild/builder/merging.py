@@ -38,8 +38,8 @@ def merge_packs(paths: Sequence[Path], folder: Path) -> Path:
         raise InputError("no pack was given to merge")
     first = packs[0]
     problems = [
-        f"{paths[0].name} and {path.name} differ in their {what}: they are not parts of one build"
-        for path, pack in zip(paths[1:], packs[1:], strict=True)
+        f"{_called(paths, 0)} and {_called(paths, number)} differ in their {what}: they are not parts of one build"
+        for number, pack in enumerate(packs[1:], 1)
         for what in _differences(first.manifest, pack.manifest)
     ]
     if problems:
@@ -69,8 +69,16 @@ def merge_packs(paths: Sequence[Path], folder: Path) -> Path:
     return path
 
 
+def _called(paths: Sequence[Path], number: int) -> str:
+    """A pack's file name, with its place where wheels have packs of one name."""
+    name = paths[number].name
+    return name if [path.name for path in paths].count(name) == 1 else f"{name} (number {number + 1})"
+
+
 def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    found = [key for key in _COMMON if one[key] != other[key]]
+    found = [key for key in _COMMON if key != "plan" and one[key] != other[key]]
+    plans = one["plan"], other["plan"]
+    found += [f"plan's {key}" for key in sorted({*plans[0], *plans[1]}) if plans[0].get(key) != plans[1].get(key)]
     return found + [f"flydsl {key}" for key in ("version", "generation") if one["flydsl"][key] != other["flydsl"][key]]
 
 

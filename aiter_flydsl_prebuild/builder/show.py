@@ -159,6 +159,10 @@ def packs(summaries: Sequence[dict[str, Any]], written: Sequence[str]) -> None:
                         *(str(code["vgpr_spills"] + code["sgpr_spills"]), str(code["code_object_bytes"])),
                     )
         console.print(table)
+        for shape in pack["plan"]["shapes"]:
+            if shape["uncovered"]:
+                counts = _ranges(shape["uncovered"])
+                console.print(f"no row: {shape['op']}, N={shape['n']}, K={shape['k']}, tokens {counts}")
         for one in pack["plan"].get("left_out", []):
             console.print(f"left out: {LeftOut(**one)}")
         for job in pack["missing"]:
