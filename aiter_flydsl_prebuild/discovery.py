@@ -103,12 +103,19 @@ def locate_flydsl(search: list[str] | None = None) -> tuple[str, str] | None:
     return None
 
 
+ROOT_VARIABLES = ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME")
+"""The variables that name a ROCm root, in FlyDSL's order."""
+
+DEFAULT_ROCM = "/opt/rocm"
+"""Where FlyDSL looks when none of them is set."""
+
+
 def rocm_root(environ: Mapping[str, str] = os.environ) -> str:
     """The ROCm folder that FlyDSL's native code takes: the first variable that is set, even if empty (0.5.0)."""
-    for name in ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME"):
+    for name in ROOT_VARIABLES:
         if name in environ:
             return environ[name]
-    return "/opt/rocm"
+    return DEFAULT_ROCM
 
 
 def bitcode_files(root: str) -> list[str]:

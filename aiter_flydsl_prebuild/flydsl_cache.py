@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .discovery import bitcode_files
@@ -77,6 +78,14 @@ def generation(version: str) -> str | None:
     if (0, 3, 1) <= release < (0, 5, 0):
         return CALL_KEY
     return ARTIFACT_KEY if (0, 5, 0) <= release < (0, 6, 0) else None
+
+
+def python_tag(kind: str, abis: Collection[str]) -> str | None:
+    """The Pythons that kernels serve, as a wheel's tag spells them (``cp311.cp312``); None where they serve every one.
+
+    :param kind: the :func:`generation`; artifact keys hold under every CPython that the FlyDSL has known wheels for.
+    """
+    return None if kind == ARTIFACT_KEY and len(abis) > 1 else ".".join(sorted(abis))
 
 
 def bitcode_digest(root: str) -> str:

@@ -16,7 +16,7 @@ from setuptools.errors import SetupError
 
 from aiter_flydsl_prebuild.discovery import FOLDER, SUFFIX
 from aiter_flydsl_prebuild.errors import InputError, PrebuildError
-from aiter_flydsl_prebuild.flydsl_cache import ARTIFACT_KEY
+from aiter_flydsl_prebuild.flydsl_cache import python_tag
 from aiter_flydsl_prebuild.pack import Pack
 
 from .config import HookConfig, read_config
@@ -57,7 +57,8 @@ class build_flydsl_kernels(Command):
         try:
             with tempfile.TemporaryDirectory(prefix="afp-hook-") as name:
                 pack = _unpacked(config.pack, Path(name)) if config.pack else self._build(config, Path(name))
-                self._tag = _python_tag(Pack(str(pack)))
+                made = Pack(str(pack))
+                self._tag = python_tag(made.generation, made.identities)
                 folder.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(pack, folder / pack.name)
         except PrebuildError as error:
@@ -126,19 +127,11 @@ def _unpacked(pack: Path, folder: Path) -> Path:
 @contextmanager
 def _import_path(folder: str) -> Iterator[None]:
     """Let this process and the build's workers import from a folder: the kernels may be in the project itself."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
+    from aiter_flydsl_prebuild.builder.processes import environment
+
     sys.path.insert(0, folder)
     try:
-        yield
+        with environment(PYTHONPATH=os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))):
+            yield
     finally:
         sys.path.remove(folder)
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
-def _python_tag(pack: Pack) -> str | None:
-    everywhere = pack.generation == ARTIFACT_KEY and len(pack.identities) > 1
-    return None if everywhere else ".".join(sorted(pack.identities))

@@ -43,7 +43,7 @@ class HookConfig:
     editable: bool
 
 
-# Key -> (type, whether it must be there, default)
+# Key -> (type, default); what has no default must be there.
 _KEYS: dict[str, tuple[type, Any]] = {
     "enabled": (bool, True),
     "package": (str, None),
@@ -97,8 +97,8 @@ def read_config(project: Path, environ: Mapping[str, str] = os.environ) -> HookC
             problems.append(f"pyproject.toml: [tool.{TABLE}] {key} must be a list of {what}")
     if isinstance(values["package"], str) and not all(part.isidentifier() for part in values["package"].split(".")):
         problems.append(f"pyproject.toml: [tool.{TABLE}] package {values['package']!r} is not the name of a package")
-    if Path(values["pack"]).is_absolute() is False and ".." in Path(values["pack"]).parts:
-        problems.append(f"pyproject.toml: [tool.{TABLE}] pack {values['pack']!r} leads out of the project")
+    if isinstance(pack := values["pack"], str) and not Path(pack).is_absolute() and ".." in Path(pack).parts:
+        problems.append(f"pyproject.toml: [tool.{TABLE}] pack {pack!r} leads out of the project")
     if problems:
         raise InputError(problems)
     switch = environ.get(BUILD_VARIABLE, "")

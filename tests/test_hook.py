@@ -199,6 +199,7 @@ FAULTS = {
     'arch = "gfx000"': "gfx000",
     'pack = "none.fkpack"': "none.fkpack: cannot be read: No such file",
     'pack = "../k.fkpack"': "leads out of the project",
+    "pack = 3": "pack must be of type str, is 3",
 }
 
 

@@ -20,7 +20,7 @@ from ..errors import CheckError, InputError, PrebuildError
 from .processes import terminated_cleanly
 
 if TYPE_CHECKING:
-    from ..sources.base import Options
+    from ..sources.base import Job, LeftOut, Options
 
 # What the extra "build" brings, and what goes with it, by the names under which they are imported.
 _BUILD_MODULES = ("elftools", "flydsl", "msgpack", "numpy", "pebble", "rich", "setuptools", "tomli", "torch")
@@ -109,7 +109,7 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     )
     _packages(command)
 
-    command = _add(commands, "merge", _merge, "join wheels or packs of one build: shards, or several Pythons")
+    command = _add(commands, "merge", _merge, "join wheels or packs of one plan: several Pythons, or parts")
     command.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="wheels or packs")
     command.add_argument("--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where the wheel goes")
 
@@ -125,7 +125,6 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     command.add_argument(
         "--prune", action="store_true", help="remove what packs seeded that are not installed any more"
     )
-
     _packages(command)
 
     _packages(_add(commands, "status", _status, "what is installed, what fits, what is seeded"))
@@ -202,25 +201,28 @@ def _plan(options: argparse.Namespace) -> int:
     from ..sources import load_source
     from . import show
     from .fromlog import read_log, wanted
+    from .planning import plan_source
     from .reach import parse_tokens, plan_reach, to_json
     from .rules import RULES
     from .tables import read_tables
 
-    tokens = parse_tokens(options.tokens)
+    selected = {"cu_num": options.cu_num, "tokens": parse_tokens(options.tokens)}
     source = load_source(options.source, _asked(options))
     rule = options.rule or (RULES[0] if options.table else source.rule())
-    tables = read_tables(options.table or source.tables())
     if options.from_log is not None:
-        found = wanted(read_log(options.from_log), tables, rule)
+        found = wanted(read_log(options.from_log), read_tables(options.table or source.tables()), rule)
         if options.json:
             _print_json({"wanted": [one.to_json() for one in found]})
         else:
             show.log(found)
         return 0
-    reach = plan_reach(tables, gfx=[options.arch], cu_num=options.cu_num, tokens=tokens, rule=rule)
-    reach, left_out = (reach, ()) if options.table else source.refine(reach, options.arch)
-    beside, left_out_beside = ([], ()) if options.table else source.beside_tables(options.arch)
-    left_out += left_out_beside
+    left_out: tuple[LeftOut, ...] = ()
+    beside: tuple[Job, ...] = ()
+    if options.table:
+        reach = plan_reach(read_tables(options.table), gfx=[options.arch], rule=rule, **selected)
+    else:
+        plan = plan_source(source, arch=options.arch, rule=rule, **selected)
+        reach, left_out, beside = plan.reach, plan.left_out, plan.beside
     if options.json:
         more = {"left_out": [asdict(one) for one in left_out], "beside_tables": [job.name for job in beside]}
         _print_json({**to_json(reach), **more})

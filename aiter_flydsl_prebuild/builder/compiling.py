@@ -23,6 +23,7 @@ from ..flydsl_install import Install, imported_install, interpreter_abi, known_i
 from ..sources import load_source
 from ..sources.base import Job
 from .codeobject import CodeFacts, code_facts
+from .processes import environment
 from .toolchain import Toolchain
 
 
@@ -136,8 +137,11 @@ def compile_task(task: Task) -> Compiled:
 
 def _compile(job: Job, rocm_root: str, *, with_bitcode: bool) -> Compiled:
     source = load_source(job.source, job.options)
-    with tempfile.TemporaryDirectory(prefix="afp-job-") as folder, environment(FLYDSL_RUNTIME_CACHE_DIR=folder):
-        os.environ["ROCM_PATH"] = os.environ["ROCM_HOME"] = rocm_root
+    roots = {"ROCM_PATH": rocm_root, "ROCM_HOME": rocm_root}
+    with (
+        tempfile.TemporaryDirectory(prefix="afp-job-") as folder,
+        environment(FLYDSL_RUNTIME_CACHE_DIR=folder, **roots),
+    ):
         launchers_follow_the_folder()
         with recorded_artifact_keys() as artifact_keys:
             try:
@@ -185,21 +189,6 @@ def launchers_follow_the_folder() -> None:
         return keep(launcher, *arguments, **named)
 
     jit.JitFunction._ensure_cache_manager = follow
-
-
-@contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Set variables of this process for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from .. import flydsl_cache
-from ..discovery import folder_in_use
+from ..discovery import ROOT_VARIABLES, folder_in_use
 from ..errors import CheckError
 from ..flydsl_install import interpreter_abi, known_identities, read_install
 from ..pack import zstd
 from ..places import defeated
 from ..target import driver_arches
 from .machine import available_memory, default_workers
-from .toolchain import HOW_TO_GET_A_LINKER, ROOT_VARIABLES, find_toolchain, survey
+from .toolchain import HOW_TO_GET_A_LINKER, find_toolchain, survey
 
 Status = Literal["ok", "warning", "missing"]
 

@@ -18,7 +18,7 @@ from ..sources.base import Job, Options
 from .codeobject import CodeFacts
 from .compiling import Compiled, CompiledEntry, FlyDSL
 from .packing import make_manifest, pack_name, write_pack
-from .reach import Shape
+from .tables import LAYER, Shape
 
 # What describes a pack as a whole, and must be the same in all that are joined; toolchain's linker leaves no trace.
 _COMMON = ("arch", "source", "plan")
@@ -83,15 +83,7 @@ def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def _job(pack: Pack, facts: dict[str, Any]) -> Job:
-    shape = Shape(
-        op=facts["op"],
-        gfx=pack.arch,
-        cu_num=0,
-        n=facts["n"],
-        k=facts["k"],
-        w_scale_block=facts["w_scale_block"],
-        q_dtype_w=facts["q_dtype_w"],
-    )
+    shape = Shape(gfx=pack.arch, cu_num=0, **{name: facts[name] for name in LAYER})
     options = Options.from_json(pack.manifest["plan"].get("options", {}))
     tokens = tuple((first, last) for first, last in facts["tokens"])
     return Job(facts["source"], pack.arch, facts["name"], shape, tokens, options)

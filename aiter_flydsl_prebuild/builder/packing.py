@@ -15,7 +15,7 @@ from typing import Any
 from .. import __version__
 from ..discovery import SUFFIX
 from ..errors import CheckError
-from ..flydsl_cache import ARTIFACT_KEY
+from ..flydsl_cache import python_tag
 from ..pack import FORMAT, MAGIC, zstd
 from ..sources.base import Job
 from .compiling import Compiled, CompiledEntry, FlyDSL
@@ -28,9 +28,8 @@ _WINDOW_LOG = 27
 
 def pack_name(arch: str, flydsl: FlyDSL) -> str:
     """The file name of a pack: what it is for, readable; nothing depends on it."""
-    everywhere = flydsl.generation == ARTIFACT_KEY and len(flydsl.identities) > 1
-    abis = "" if everywhere else "-" + ".".join(sorted(flydsl.identities))
-    return f"{arch}-flydsl{flydsl.version}{abis}{SUFFIX}"
+    tag = python_tag(flydsl.generation, flydsl.identities)
+    return f"{arch}-flydsl{flydsl.version}{f'-{tag}' if tag else ''}{SUFFIX}"
 
 
 def make_manifest(
@@ -124,17 +123,8 @@ def _order(job: Job) -> tuple[Any, ...]:
 
 
 def _job_json(job: Job) -> dict[str, Any]:
-    shape = job.shape
-    return {
-        "source": job.source,
-        "op": shape.op,
-        "name": job.name,
-        "n": shape.n,
-        "k": shape.k,
-        "w_scale_block": shape.w_scale_block,
-        "q_dtype_w": shape.q_dtype_w,
-        "tokens": [list(r) for r in job.tokens],
-    }
+    tokens = [list(run) for run in job.tokens]
+    return {"source": job.source, "name": job.name, **job.shape.layer(), "tokens": tokens}
 
 
 def _kernel_json(kernel: Compiled, entries: list[tuple[CompiledEntry, str]]) -> dict[str, Any]:

@@ -12,15 +12,16 @@ from typing import Any
 
 from ..errors import CheckError, InputError
 from ..sources import load_source
-from ..sources.base import Job, LeftOut, Options, Source
+from ..sources.base import Job, LeftOut, Options
 from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
 from .machine import default_workers
 from .packing import make_manifest, pack_name, write_pack
+from .planning import Plan, plan_source
 from .pool import Outcome, run_jobs
 from .progress import Progress
 from .proof import Proof, Subject, prove
-from .reach import Range, Reach, plan_reach, to_json
-from .tables import Tables, read_tables
+from .reach import Range, to_json
+from .tables import LAYER
 from .toolchain import Toolchain, find_toolchain, scrubbed_environment
 
 
@@ -58,34 +59,17 @@ class BuiltPack:
     proof: Proof
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a build will compile, and what it cannot."""
-
-    source: Source
-    tables: Tables
-    reach: Reach
-    jobs: tuple[Job, ...]
-    left_out: tuple[LeftOut, ...]
-
-
 def make_plan(request: BuildRequest) -> Plan:
-    """Read the source's tables and resolve every token count.
+    """The plan of a request.
 
     :raises InputError: a table is wrong, or nothing is left to compile.
     """
     source = load_source(request.source, request.options)
-    tables = read_tables(source.tables())
-    rule = request.rule or source.rule()
-    reach = plan_reach(tables, gfx=[request.arch], cu_num=request.cu_num, tokens=request.tokens, rule=rule)
-    reach, left_out = source.refine(reach, request.arch)
-    beside, left_out_beside = source.beside_tables(request.arch)
-    jobs = source.jobs(reach, request.arch) + beside
-    left_out += left_out_beside
-    if not jobs:
+    plan = plan_source(source, arch=request.arch, cu_num=request.cu_num, tokens=request.tokens, rule=request.rule)
+    if not plan.jobs:
         nothing = f"no FlyDSL kernel serves {request.arch} for tokens {request.tokens[0]}..{request.tokens[1]}"
-        raise InputError([nothing, *(f"left out: {one}" for one in left_out)])
-    return Plan(source, tables, reach, tuple(jobs), left_out)
+        raise InputError([nothing, *(f"left out: {one}" for one in plan.left_out)])
+    return plan
 
 
 def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Progress]) -> BuiltPack:
@@ -157,9 +141,9 @@ def judge(proof: Proof, missing: list[Job]) -> None:
 
     :raises CheckError: anything else is wrong with it.
     """
-    expected = {(job.name, job.shape.op, job.shape.n, job.shape.k, job.shape.w_scale_block) for job in missing}
-    others = tuple(m for m in proof.misses if (m["name"], m["op"], m["n"], m["k"], m["w_scale_block"]) not in expected)
-    if others or proof.problems or proof.compiled or not proof.kernels or not proof.payloads:
+    expected = [{"name": job.name, **job.shape.layer()} for job in missing]
+    surprise = any({key: miss[key] for key in ("name", *LAYER)} not in expected for miss in proof.misses)
+    if surprise or proof.problems or proof.compiled or not proof.kernels or not proof.payloads:
         complaints = "\n".join(proof.complaints())
         raise CheckError(f"the proof failed, no wheel is written:\n{complaints}")
 

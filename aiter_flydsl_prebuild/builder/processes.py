@@ -1,4 +1,4 @@
-"""How processes of a build end: with all that they started, and with nothing left behind."""
+"""Processes of a build: their environment, and how they end, with all that they started and nothing left behind."""
 
 from __future__ import annotations
 
@@ -55,3 +55,18 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Set variables of this process for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -27,6 +27,7 @@ from ..sources.base import Options
 from ..target import ARCH_VARIABLE
 from .reach import Range
 from .rules import RULES
+from .tables import LAYER
 from .toolchain import find_toolchain, scrubbed_environment
 
 # FlyDSL compiler/jit_function.py, all versions: what a miss says where compiling is forbidden.
@@ -218,7 +219,7 @@ def _request(pack: Pack) -> dict[str, Any]:
         for kernel in pack.kernels:
             if not all(isinstance(entry["code"], list) for entry in kernel.facts["entries"]):
                 raise ValueError(f"no code facts of kernel {kernel.name!r:.80}")
-            for key in ("op", "n", "k", "w_scale_block", "q_dtype_w", "tokens"):
+            for key in (*LAYER, "tokens"):
                 kernel.facts[key]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"{pack.path}: broken manifest: {type(error).__name__}: {error}") from error

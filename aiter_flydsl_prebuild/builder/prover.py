@@ -15,7 +15,7 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,15 @@ from ..discovery import find_packs, rocm_root
 from ..errors import PrebuildError
 from ..fitting import Placement, fit
 from ..flydsl_install import read_install
-from ..pack import Pack
+from ..pack import Pack, PackedKernel
 from ..seeding import seed
 from ..sources import load_source
 from ..sources.base import Job, Options, Source, merge_ranges
 from .codeobject import read_code_object
+from .planning import plan_source
 from .processes import die_with_parent
-from .reach import Range, Shape, plan_reach
-from .tables import read_tables
+from .reach import Range, Shape
+from .tables import LAYER
 
 
 def main() -> int:
@@ -66,13 +67,12 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
     seeded = _cached_files(root)
 
     arch = request["arch"]
-    tables = read_tables(source.tables())
     tokens = (request["tokens"][0], request["tokens"][1])
-    reach = plan_reach(tables, gfx=[arch], cu_num=request["cu_num"], tokens=tokens, rule=request["rule"])
-    reach, _ = source.refine(reach, arch)
+    plan = plan_source(source, arch=arch, cu_num=request["cu_num"], tokens=tokens, rule=request["rule"])
+    reach = plan.reach
     if source.identity()["digest"] != request["identity"]["digest"]:
         problems.append(f"the source {source.name} installed here is not the one that the kernels were built from")
-    changed = [Path(file.path).name for file in tables.files if file.sha256 not in request["tables"]]
+    changed = [Path(file.path).name for file in plan.tables.files if file.sha256 not in request["tables"]]
     problems += [f"{name} is not the tuned table that the kernels were built from" for name in changed]
 
     dispatched = _dispatch(source, [entry.shape for entry in reach.shapes], tokens)
@@ -95,7 +95,7 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
                 miss = misses.setdefault((name, shape), _miss(name, shape, error))
                 miss["tokens"].append(run)
                 break
-    for job in source.beside_tables(arch)[0]:
+    for job in plan.beside:
         calls += 1
         try:
             source.compile(job)
@@ -106,9 +106,8 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
         miss["tokens"] = [list(run) for run in merge_ranges(miss["tokens"])]
 
     compiled = _cached_files(root) - seeded
-    jobs = [*source.jobs(reach, arch), *source.beside_tables(arch)[0]]
     if request["whole"]:
-        problems += _misdescribed(packs, jobs)
+        problems += _misdescribed(packs, plan.jobs)
     if not request["cold"]:
         payloads, faults = _check_payloads(packs, root)
     else:
@@ -120,7 +119,7 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
         "compiled": len(compiled),
         "misses": list(misses.values()),
         "uncovered": [
-            {**_shape_json(entry.shape), "tokens": [list(r) for r in entry.uncovered]}
+            {**entry.shape.layer(), "tokens": [list(r) for r in entry.uncovered]}
             for entry in reach.shapes
             if entry.uncovered
         ],
@@ -132,9 +131,9 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
 
 def _seed(request: dict[str, Any]) -> list[str]:
     paths = [os.path.realpath(path) for path in request["packs"]]
-    problems = []
-    if lost := [p for p in paths if p not in find_packs(request["packages"])]:
-        problems += [f"the loader does not find {os.path.basename(path)} where it is installed" for path in lost]
+    there = find_packs(request["packages"])
+    lost = [os.path.basename(path) for path in paths if path not in there]
+    problems = [f"the loader does not find {name} where it is installed" for name in lost]
     report = seed(packs=paths, mode="on")
     problems += report.problems
     again = seed(packs=paths, mode="on")
@@ -193,36 +192,21 @@ def _disagreements(
     return problems
 
 
-def _shape_json(shape: Shape) -> dict[str, Any]:
-    return {
-        "op": shape.op,
-        "n": shape.n,
-        "k": shape.k,
-        "w_scale_block": shape.w_scale_block,
-        "q_dtype_w": shape.q_dtype_w,
-    }
-
-
 def _miss(name: str, shape: Shape, error: Exception) -> dict[str, Any]:
     lines = str(error).splitlines() or [""]
-    return {"name": name, **_shape_json(shape), "tokens": [], "reason": f"{type(error).__name__}: {lines[0]}"}
+    return {"name": name, **shape.layer(), "tokens": [], "reason": f"{type(error).__name__}: {lines[0]}"}
 
 
-def _misdescribed(packs: list[Pack], jobs: list[Job]) -> list[str]:
+def _misdescribed(packs: list[Pack], jobs: Sequence[Job]) -> list[str]:
     """Kernels of which the manifest says something else than the plan: what they compute, which tokens they serve."""
-    planned = {(job.name, *_shape_json(job.shape).values()): [list(run) for run in job.tokens] for job in jobs}
-    described = [
-        (tuple(kernel.facts[key] for key in ("name", "op", "n", "k", "w_scale_block", "q_dtype_w")), kernel)
-        for pack in packs
-        for kernel in pack.kernels
-    ]
+    planned = {(job.name, *job.shape.layer().values()): [list(run) for run in job.tokens] for job in jobs}
     problems = []
-    for key, kernel in described:
-        where = f"{kernel.name} (N={kernel.facts['n']}, K={kernel.facts['k']})"
-        if key not in planned:
-            problems.append(f"{where} is in the pack, and no token count reaches it")
-        elif kernel.facts["tokens"] != planned[key]:
-            problems.append(f"{where} serves other token counts than the manifest says")
+    for kernel in (kernel for pack in packs for kernel in pack.kernels):
+        tokens = planned.get(tuple(kernel.facts[key] for key in ("name", *LAYER)))
+        if tokens is None:
+            problems.append(f"{_where(kernel)} is in the pack, and no token count reaches it")
+        elif kernel.facts["tokens"] != tokens:
+            problems.append(f"{_where(kernel)} serves other token counts than the manifest says")
     return problems
 
 
@@ -242,7 +226,7 @@ def _check_payloads(packs: list[Pack], root: Path) -> tuple[int, list[str]]:
     for placement, arch in _placements(packs):
         checked += 1
         if fault := _fault(root / placement.path, placement, arch):
-            faults.append(f"{_where(placement)}: {fault}")
+            faults.append(f"{_where(placement.kernel)}: {fault}")
     return checked, faults
 
 
@@ -259,13 +243,12 @@ def _compare_with_cold(packs: list[Pack], root: Path) -> tuple[int, list[str]]:
         checked += 1
         packed = cache.Entry(texts[owner[id(placement.kernel)]][placement.entry.payload], placement.entry.fields)
         if cache.decode_entry(file.read_bytes()) != packed:
-            faults.append(f"{_where(placement)}: compiling it again gives other code than the pack holds")
+            faults.append(f"{_where(placement.kernel)}: compiling it again gives other code than the pack holds")
     return checked, faults
 
 
-def _where(placement: Placement) -> str:
-    facts = placement.kernel.facts
-    return f"{placement.kernel.name} (N={facts['n']}, K={facts['k']})"
+def _where(kernel: PackedKernel) -> str:
+    return f"{kernel.name} (N={kernel.facts['n']}, K={kernel.facts['k']})"
 
 
 def _fault(path: Path, placement: Placement, arch: str) -> str | None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ..errors import InputError
 from . import rules
@@ -35,6 +35,10 @@ _Found = tuple[tuple[str, str], ...]
 """Problems of one row: (column, what is wrong and what to do)."""
 
 
+LAYER: Final = ("op", "n", "k", "w_scale_block", "q_dtype_w")
+"""What tells one kernel of a name from another, in manifests and results."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a look-up is made for: one linear layer on one kind of GPU under one operand contract.
@@ -50,6 +54,10 @@ class Shape:
     k: int
     w_scale_block: str | None
     q_dtype_w: str | None
+
+    def layer(self) -> dict[str, Any]:
+        """What is the same on every GPU of an arch: what it computes, by the names of :data:`LAYER`."""
+        return {name: getattr(self, name) for name in LAYER}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,19 +33,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import discovery
+from ..discovery import ROOT_VARIABLES
 from ..errors import CheckError
 from ..flydsl_cache import bitcode_digest
 
 APP_FOLDER = "aiter-flydsl-prebuild"
 
-DEFAULT_ROCM = Path("/opt/rocm")
+DEFAULT_ROCM = Path(discovery.DEFAULT_ROCM)
 """Where FlyDSL looks when no variable names a root."""
 
 DISTRIBUTION_LLVM = Path("/usr/lib")
 """Debian and Ubuntu install LLD as ``llvm-NN/bin/ld.lld`` below this folder."""
-
-ROOT_VARIABLES = ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME")
-"""The variables that name a ROCm root, in FlyDSL's order."""
 
 HOW_TO_GET_A_LINKER = (
     "install one of: PyPI's ziglang (pip install 'aiter-flydsl-prebuild[cross]'), your distribution's lld "

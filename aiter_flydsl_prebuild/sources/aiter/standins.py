@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ...builder import rules
-from ...builder.compiling import environment
+from ...builder.processes import environment
 from ...errors import PrebuildError
 from . import installed
 from .tables import private_tables
