@@ -7,11 +7,15 @@ the same kernel, so at worst a kernel is not found.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import flydsl_cache as cache
 from .flydsl_install import OWN_KEY, Install, imported_install
 from .pack import Pack, PackedEntry, PackedKernel
+
+_SHORT = 12
+"""As many digits of a digest as tell two apart in a message."""
+_NAMED = 3
 
 
 class Placement(NamedTuple):
@@ -53,20 +57,22 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
         if install.abi not in pack.identities:
             have = ", ".join(sorted(pack.identities))
             return Fit([], 0, [f"kernels are for FlyDSL on {have}, this Python is {install.abi}"])
-        return Fit([], 0, [f"flydsl {install.version} is another build than the one the kernels were made for"])
+        known = ", ".join(i[:_SHORT] for i in pack.identities[install.abi])
+        why = f"is another build than the one the kernels were made for ({known}, not {install.identity[:_SHORT]})"
+        return Fit([], 0, [f"flydsl {install.version} {why}"])
 
     toolchain = cache.toolchain_key(install, bitcode) if pack.generation == cache.ARTIFACT_KEY else ""
     disk_key = cache.disk_keys(toolchain)
     placements: dict[str, Placement] = {}
     fitting = 0
-    other_bitcode = 0
-    other_abi = 0
+    other_bitcode: list[PackedKernel] = []
+    other_abi: list[PackedKernel] = []
     for kernel in pack.kernels:
         if kernel.bitcode not in (None, bitcode):
-            other_bitcode += 1
+            other_bitcode.append(kernel)
             continue
         if any(entry.artifact_key is None and install.abi not in entry.paths for entry in kernel.entries):
-            other_abi += 1
+            other_abi.append(kernel)
             continue
         fitting += 1
         for entry in kernel.entries:
@@ -77,7 +83,24 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
             placements[path] = Placement(path, kernel, entry)
     reasons = []
     if other_bitcode:
-        reasons.append(f"{other_bitcode} kernels link the device bitcode of another ROCm")
+        theirs = ", ".join(sorted({str(kernel.bitcode)[:_SHORT] for kernel in other_bitcode}))
+        what = f"linked the device bitcode of another ROCm ({theirs}, here it is {bitcode[:_SHORT]})"
+        reasons.append(f"{_count(len(other_bitcode))} {what}: {_names([k.facts for k in other_bitcode])}")
     if other_abi:
-        reasons.append(f"{other_abi} kernels have no key for {install.abi}")
+        theirs = ", ".join(sorted({abi for kernel in other_abi for entry in kernel.entries for abi in entry.paths}))
+        what = f"got keys for {theirs} alone, none for {install.abi}"
+        reasons.append(f"{_count(len(other_abi))} {what}: {_names([k.facts for k in other_abi])}")
+    if missing := pack.missing:
+        reasons.append(f"{_count(len(missing))} could not be built and will be compiled: {_names(missing)}")
     return Fit(list(placements.values()), fitting, reasons)
+
+
+def _count(kernels: int) -> str:
+    return f"{kernels} kernel{'s' if kernels > 1 else ''}"
+
+
+def _names(kernels: Sequence[dict[str, Any]]) -> str:
+    """Which kernels, the first ones by name. What a pack says is quoted where it could forge lines of a log."""
+    named = [f"{ascii(k['name'])[1:-1]:.100} (N={k.get('n')!r:.20}, K={k.get('k')!r:.20})" for k in kernels[:_NAMED]]
+    more = len(kernels) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")

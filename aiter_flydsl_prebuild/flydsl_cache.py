@@ -165,14 +165,22 @@ def artifact_path(launcher: str, key: str) -> str:
 
 def encode_entry(entry: Entry) -> bytes:
     """The pickle of a ``CompiledArtifact``, byte for byte the same for the same entry."""
+    return b"".join(entry_pieces(entry.fields, entry.ir_text.encode("utf-8")))
+
+
+def entry_pieces(fields: dict[str, Any], ir_text: bytes) -> tuple[bytes, bytes, bytes]:
+    """:func:`encode_entry` in pieces, the middle one the text as it came: it is most of an entry, and is not copied.
+
+    :param ir_text: valid UTF-8.
+    """
     import pickle
 
-    state = {**entry.fields, "ir_text": entry.ir_text}
-    body = pickle.dumps(dict(sorted(state.items())), protocol=3)
-    # PROTO 4, GLOBAL class, EMPTY_TUPLE, NEWOBJ, the state without its PROTO and STOP, BUILD, STOP: what pickle itself
-    # makes of such an object, written out because the class cannot be imported here. (Protocol 3 has no frames.)
+    # What pickle itself makes of such an object, written out because the class cannot be imported here: PROTO 4, GLOBAL
+    # class, EMPTY_TUPLE, NEWOBJ, the fields without their PROTO and STOP (protocol 3 has no frames), the text's name
+    # and the text (BINUNICODE), SETITEM, BUILD, STOP.
+    body = pickle.dumps(dict(sorted(fields.items())), protocol=3)
     head = b"\x80\x04c" + f"{_ARTIFACT_MODULE}\n{_ARTIFACT_CLASS}\n".encode() + b")\x81"
-    return b"".join((head, memoryview(body)[2:-1], b"b."))
+    return head + body[2:-1] + b"X\7\0\0\0ir_textX" + len(ir_text).to_bytes(4, "little"), ir_text, b"sb."
 
 
 def decode_entry(data: bytes) -> Entry:

@@ -137,7 +137,7 @@ def _lines(text: str, folder: str) -> list[list[str]] | None:
         present = os.listdir(there)
         if _leftovers(present) or not in_place(there, present, names):
             return None
-    if _leftovers(os.listdir(os.path.join(folder, STAMPS))):
+    if _leftovers(os.listdir(folder)) or _leftovers(os.listdir(os.path.join(folder, STAMPS))):
         return None
     return [line.split("\t") for line in packs.split("\n") if line]
 

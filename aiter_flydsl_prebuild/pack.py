@@ -150,7 +150,7 @@ class Pack:
         raw = b"".join(_pieces(path, data[_HEADER.size : start], [header.manifest_size]))
         self._packed = data[start:]
         try:
-            manifest = json.loads(raw)
+            manifest = json.loads(raw.decode("utf-8"))
             self.manifest: dict[str, Any] = manifest
             self._payloads = _check_payloads(manifest["payloads"], header.payload_size)
             flydsl = manifest["flydsl"]
@@ -168,25 +168,36 @@ class Pack:
                 raise ValueError("no source")
             self.kernels = tuple(_check_kernel(kernel, len(self._payloads)) for kernel in manifest["kernels"])
             _check_paths(self.kernels)
+            self.missing: list[dict[str, Any]] = [_check_missing(kernel) for kernel in manifest["missing"]]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
             raise PackError(f"{path}: broken manifest: {type(error).__name__}: {error}") from error
 
     def payloads(self) -> Iterator[str]:
         """The text of every payload, in the manifest's order, each checked against its sha256 as it comes.
 
+        :raises PackError: a payload's bytes are not those that its manifest states. The file as a whole was checked
+            before, so this takes a pack that was made wrong.
+        """
+        for index, payload in enumerate(self.raw_payloads()):
+            if hashlib.sha256(payload).hexdigest() != self._payloads[index][2]:
+                raise PackError(f"{self.path}: payload {index} does not match its sha256")
+            yield payload.decode("utf-8")
+
+    def raw_payloads(self) -> Iterator[bytes]:
+        """:meth:`payloads` in UTF-8, which the sha256 of the whole file answers for: a third faster.
+
         Unpacked piece by piece: memory that is touched for the first time costs more than unpacking.
 
-        :raises PackError: a payload's bytes are not those that its manifest states. The file as a whole was checked
-            before, so this takes a pack that was made wrong; what came before is to be taken back.
+        :raises PackError: a payload is not text, or the stream is damaged; what came before is to be taken back.
         """
         sizes = [size for _, size, _ in self._payloads]
         for index, payload in enumerate(_pieces(self.path, self._packed, sizes)):
-            if hashlib.sha256(payload).hexdigest() != self._payloads[index][2]:
-                raise PackError(f"{self.path}: payload {index} does not match its sha256")
             try:
-                yield payload.decode("utf-8")
+                if not payload.isascii():
+                    payload.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise PackError(f"{self.path}: payload {index} is not text") from error
+            yield payload
 
     def entries(self, kernel: PackedKernel, texts: list[str]) -> list[Entry]:
         """The cache entries of a kernel, given the texts of :meth:`payloads`."""
@@ -280,6 +291,12 @@ def _check_kernel(kernel: dict[str, Any], payloads: int) -> PackedKernel:
     if not entries:
         raise ValueError(f"kernel {name!r:.80} has no entries")
     return PackedKernel(name, kernel, bitcode, tuple(entries))
+
+
+def _check_missing(kernel: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(kernel["name"], str):
+        raise ValueError("a missing kernel is not well-formed")
+    return kernel
 
 
 def _check_paths(kernels: tuple[PackedKernel, ...]) -> None:

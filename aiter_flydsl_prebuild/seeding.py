@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from . import flydsl_cache as cache
@@ -40,6 +40,9 @@ from .pack import Pack, read_header
 from .places import Place, cautions, defeated, make_private, not_private, places
 from .report import PackReport, SeedReport
 from .target import target_arches
+
+Pieces = Sequence[bytes]
+"""The content of a file, end to end."""
 
 _STAMP_FORMAT = "2"
 _STALE_SECONDS = 3600.0
@@ -240,10 +243,10 @@ def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, byte
         for placement in fitting.placements:
             users.setdefault(placement.entry.payload, []).append(placement)
 
-        def contents() -> Iterator[tuple[str, bytes]]:
-            for index, text in enumerate(pack.payloads()):
+        def contents() -> Iterator[tuple[str, Pieces]]:
+            for index, text in enumerate(pack.raw_payloads()):
                 for placement in users.get(index, ()):
-                    yield placement.path, cache.encode_entry(cache.Entry(text, placement.entry.fields))
+                    yield placement.path, cache.entry_pieces(placement.entry.fields, text)
 
         written = _write_all(folder, files, contents)
     record = {
@@ -259,32 +262,81 @@ def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, byte
     return _Seeded(report, files), json.dumps(record).encode()
 
 
-def _write_all(folder: str, files: list[str], contents: Callable[[], Iterable[tuple[str, bytes]]]) -> int:
+def _write_all(folder: str, files: list[str], contents: Callable[[], Iterable[tuple[str, Pieces]]]) -> int:
     """Have all of ``files`` in place below a folder, each with what ``contents`` gives; returns how many were written.
 
     :raises PrebuildError: from ``contents``; then nothing that was written stays.
     :raises OSError: the folder does not take them, or does not keep them.
     """
-    written: list[str] = []
+    written = 0
     launchers = {os.path.dirname(path) for path in files}
     for _ in range(_TRIES):
         make_private(folder)
-        for launcher in launchers:
-            there = os.path.join(folder, launcher)
-            make_private(there)
-            _sweep(there, os.listdir(there))
-        try:
-            for path, data in contents():
-                target = os.path.join(folder, path)
-                if _publish(target, data):
-                    written.append(target)
-        except PrebuildError:
-            for target in written:
-                _remove(target)
-            raise
+        _sweep(folder, os.listdir(folder))
+        homes: dict[str, _Home] = {}
+        # What somebody deletes meanwhile is written again.
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+            for launcher in launchers:
+                homes[launcher] = stack.enter_context(_Home(folder, launcher))
+            for path, pieces in contents():
+                launcher, name = path.split("/")
+                homes[launcher].put(name, pieces)
+        written += sum(len(home.written) for home in homes.values())
         if not _missing(folder, files):
-            return len(written)
+            return written
     raise OSError(errno.ENOENT, "files vanish as they are written", folder)
+
+
+class _Home:
+    """A launcher's folder to write to. One that is not there yet is written beside its place and renamed as a whole.
+
+    When it is left by a :class:`PrebuildError`, what was written is taken back.
+    """
+
+    def __init__(self, root: str, launcher: str) -> None:
+        self._final = os.path.join(root, launcher)
+        self._new = os.path.join(root, f"{TEMPORARY}{os.urandom(8).hex()}.tmp")
+        self._present: list[str] = []
+        self.written: list[str] = []
+
+    def __enter__(self) -> _Home:
+        if os.path.isdir(self._final):
+            self._new = ""
+            make_private(self._final)
+            self._present = os.listdir(self._final)
+            _sweep(self._final, self._present)
+        else:
+            os.mkdir(self._new, mode=0o700)
+        return self
+
+    def put(self, name: str, pieces: Pieces) -> None:
+        """Have a file hold these bytes."""
+        if self._new:
+            _create(os.path.join(self._new, name), pieces)
+        else:
+            target = os.path.join(self._final, name)
+            # Which of two that write the same bytes at once comes last makes no difference.
+            if name in self._present and _holds(target, pieces):
+                return
+            _publish(target, *pieces)
+        self.written.append(name)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._new:
+            try:
+                if error is None:
+                    os.rename(self._new, self._final)
+                    return
+            except OSError as failure:
+                # Somebody was faster: what is missing there comes with the next try.
+                if failure.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            finally:
+                _remove_folder(self._new)
+            self.written.clear()
+        elif isinstance(error, PrebuildError):
+            for name in self.written:
+                _remove(os.path.join(self._final, name))
 
 
 def _missing(folder: str, files: Iterable[str]) -> set[str]:
@@ -313,10 +365,10 @@ def _copy_bundled(bundled: str, folder: str) -> tuple[int, list[str]]:
     ]
     absent = sorted(_missing(folder, files))
 
-    def contents() -> Iterator[tuple[str, bytes]]:
+    def contents() -> Iterator[tuple[str, Pieces]]:
         for path in absent:
             with open(os.path.join(bundled, path), "rb") as file:
-                yield path, file.read()
+                yield path, (file.read(),)
 
     return _write_all(folder, absent, contents) if absent else 0, files
 
@@ -382,33 +434,56 @@ def _remove(path: str) -> bool:
     return True
 
 
-def _publish(target: str, data: bytes) -> bool:
-    """Make ``target`` hold ``data`` by rename; False where it already did. Nobody ever sees a part of it."""
+def _holds(target: str, pieces: Pieces) -> bool:
+    """Whether a file is there and holds exactly these bytes."""
+    data = b"".join(pieces)
     try:
         with open(target, "rb") as file:
-            if file.read(len(data) + 1) == data:
-                return False
+            return file.read(len(data) + 1) == data
     except FileNotFoundError:
-        pass
+        return False
+
+
+def _publish(target: str, *pieces: bytes) -> None:
+    """Make ``target`` hold these bytes by rename: nobody ever sees a part of them."""
     parent = os.path.dirname(target)
     for attempt in range(1, _TRIES + 1):
         temporary = os.path.join(parent, f"{TEMPORARY}{os.urandom(8).hex()}.tmp")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                with open(descriptor, "wb") as file:
-                    file.write(data)
+                _create(temporary, pieces)
                 os.replace(temporary, target)
             except BaseException:
                 _remove(temporary)
                 raise
-            return True
+            return
         except FileNotFoundError:
             # Somebody deleted the folder meanwhile, or swept the file: a clock that was set looks like an hour gone by.
             if attempt == _TRIES:
                 raise
             make_private(parent)
     raise AssertionError("unreachable")
+
+
+def _create(path: str, pieces: Pieces) -> None:
+    """Make a new file, for its owner alone."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        taken = os.writev(descriptor, pieces)
+        # One call may take less, on a network's file system or a full one.
+        rest = memoryview(b"".join(pieces))[taken:] if taken < sum(map(len, pieces)) else b""
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    finally:
+        os.close(descriptor)
+
+
+def _remove_folder(folder: str) -> None:
+    """Remove a folder of files, as far as that goes, if it is there."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
 
 
 def _sweep(folder: str, names: Iterable[str]) -> None:
@@ -428,7 +503,7 @@ def _sweep(folder: str, names: Iterable[str]) -> None:
         for path in [probe, *left]:
             with contextlib.suppress(OSError):
                 if path == probe or abs(now - os.stat(path).st_mtime) > _STALE_SECONDS:
-                    os.unlink(path)
+                    _remove_folder(path) if os.path.isdir(path) else os.unlink(path)
 
 
 def _read_stamp(stamp: str, path: str, folder: str) -> _Seeded | None:

@@ -2,8 +2,8 @@
 
 * :func:`vllm_plugin` is an entry point of the group ``vllm.general_plugins``: vLLM calls it in each of its processes.
 * :func:`at_startup` is called by a start-up file in site-packages, which ``aiter-flydsl-prebuild startup --install``
-  puts there: every Python process of that environment runs it. Where nothing is to do (no GPU, or all is in place) that
-  takes a fraction of a millisecond, since it imports nothing.
+  puts there: every Python process of that environment runs it. It seeds when the process first imports AITER or FlyDSL,
+  so that one that never does pays for this module alone, which imports nothing.
 
 All may run many times, in any process, and after a fork.
 """
@@ -11,23 +11,35 @@ All may run many times, in any process, and after a fork.
 from __future__ import annotations
 
 import os
+import sys
 
-from .marker import recall
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_AWAITED = ("aiter", "flydsl")
+"""Packages without which no kernel is called."""
+
+
+class _SeedFirst:
+    """A finder of modules that finds none: it seeds when one of :data:`_AWAITED` is looked for, and is gone then."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name in _AWAITED and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            from . import seed
+
+            seed()
 
 
 def at_startup() -> None:
-    """Seed unless it is plain that nothing is to do. Ends the process in strict mode alone, with the reason."""
-    if recall() is not None:
-        return
-    from .errors import CheckError
-    from .seeding import seed
+    """Seed as soon as this process imports AITER or FlyDSL. In strict mode that import raises what seeding raises."""
+    if any(name in sys.modules for name in _AWAITED):
+        from . import seed
 
-    try:
         seed()
-    except CheckError as error:
-        # site passes over what a start-up file raises, and makes a fatal error with a traceback of SystemExit.
-        os.write(2, f"{error}\n".encode())
-        os._exit(1)
+    elif not any(isinstance(finder, _SeedFirst) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _SeedFirst())
 
 
 def vllm_plugin() -> None:

@@ -91,14 +91,12 @@ def contents(folder: Path) -> dict[str, str]:
     """Name -> hash of every file under a final name."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file() and path.relative_to(folder).parts[0][0] != "."
-        if not path.name.startswith(TEMPORARY)
+        for path in folder.glob("[!.]*/[!.]*")
     }
 
 
 def leftovers(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob(f"{TEMPORARY}*") if path.is_file()]
+    return list(folder.rglob(f"{TEMPORARY}*"))
 
 
 def expect(condition: object, message: object) -> None:
@@ -490,17 +488,17 @@ def deleted(bench: Bench, short: bool) -> str:
     folder = bench.fresh("deleted")
 
     def start_with_accident(after: int) -> dict[str, Any]:
-        publish = seeding._publish
+        create = seeding._create
         count = 0
 
-        def publish_and_lose(target: str, data: bytes) -> bool:
+        def create_and_lose(path: str, pieces: seeding.Pieces) -> None:
             nonlocal count
             count += 1
             if count == after:
                 shutil.rmtree(folder)
-            return publish(target, data)
+            create(path, pieces)
 
-        seeding._publish = publish_and_lose
+        seeding._create = create_and_lose
         return start()
 
     for number in range(rounds):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,14 @@ def flydsl_here(**changes: Any) -> FlyDSL:
     return FlyDSL(**values)
 
 
-def make_pack(path: Path, compiled: list[Compiled], flydsl: FlyDSL | None = None, arch: str = "gfx950") -> Path:
-    manifest, payloads = make_manifest(arch, flydsl or flydsl_here(), compiled, [], ABOUT)
+def make_pack(
+    path: Path,
+    compiled: list[Compiled],
+    flydsl: FlyDSL | None = None,
+    arch: str = "gfx950",
+    missing: Sequence[tuple[Job, str]] = (),
+) -> Path:
+    manifest, payloads = make_manifest(arch, flydsl or flydsl_here(), compiled, missing, ABOUT)
     write_pack(path, manifest, payloads)
     return path
 

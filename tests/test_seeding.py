@@ -20,7 +20,7 @@ from aiter_flydsl_prebuild.flydsl_install import read_install
 from aiter_flydsl_prebuild.pack import Pack
 from aiter_flydsl_prebuild.seeding import SeedReport
 from conftest import prebuild
-from packs import flydsl_here, make_compiled, make_pack
+from packs import flydsl_here, make_compiled, make_job, make_pack
 
 INSTALL = read_install()
 assert INSTALL is not None
@@ -114,7 +114,22 @@ def test_kernels_that_linked_bitcode_are_bound_to_it(machine: Machine, tmp_path:
     (bitcode / "ocml.bc").write_bytes(b"another")
     report = machine.seed(pack)
     assert report.kernels == 1
-    assert report.problems == ["b.fkpack: 1 kernels link the device bitcode of another ROCm"]
+    here = cache.bitcode_digest(str(tmp_path / "rocm"))
+    what = f"linked the device bitcode of another ROCm ({digest[:12]}, here it is {here[:12]})"
+    assert report.problems == [f"b.fkpack: 1 kernel {what}: bound (N=128, K=256)"]
+    with pytest.raises(CheckError, match="bound"):
+        machine.seed(pack, mode="strict")
+
+
+def test_kernels_that_could_not_be_built_are_named(machine: Machine, tmp_path: Path) -> None:
+    lost = [(make_job(f"lost{i}\n"), "reason") for i in range(5)]
+    pack = make_pack(tmp_path / "b.fkpack", [make_compiled("here")], missing=lost)
+    report = machine.seed(pack)
+    named = ", ".join(f"lost{i}\\n (N=128, K=256)" for i in range(3))
+    assert report.kernels == 1
+    assert report.problems == [f"b.fkpack: 5 kernels could not be built and will be compiled: {named} and 2 more"]
+    with pytest.raises(CheckError, match="lost0"):
+        machine.seed(pack, mode="strict")
 
 
 def test_older_generations_take_the_paths_of_their_abi(machine: Machine, tmp_path: Path, monkeypatch: Any) -> None:
@@ -136,7 +151,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str, str]] = {
     "build": (
         {"identities": {INSTALL.abi: ["0" * 64]}},
         "gfx950",
-        "is another build than the one the kernels were made for",
+        f"is another build than the one the kernels were made for ({'0' * 12}, not {str(INSTALL.identity)[:12]})",
     ),
 }
 
