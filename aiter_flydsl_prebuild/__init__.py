@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from .builder.warming import WarmReport
     from .monitor import Monitor
     from .report import SeedReport
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "seed", "status", "watch"]
+__all__ = ["__version__", "seed", "status", "warm", "watch"]
 
 
 def seed(packages: Iterable[str] = (), **options: Any) -> SeedReport:
@@ -50,3 +51,10 @@ def watch(log: str | None = None) -> Monitor:
     from .monitor import start
 
     return start(log)
+
+
+def warm(packages: Iterable[str] = (), **options: Any) -> WarmReport:
+    """Pay for the first call of every kernel now; see :func:`aiter_flydsl_prebuild.builder.warming.warm`."""
+    from .builder.warming import warm as run
+
+    return run(packages, **options)

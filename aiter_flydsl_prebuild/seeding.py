@@ -175,7 +175,7 @@ def _mark(folder: str, text: str | None) -> None:
     with contextlib.suppress(OSError):
         make_private(stamps)
         _sweep(stamps, os.listdir(stamps))
-        _publish(marker_path(folder), text.encode())
+        publish(marker_path(folder), text.encode())
 
 
 class _Seeded(NamedTuple):
@@ -225,7 +225,7 @@ def _seed_packs(paths: list[str], folder: str, machine: _Machine) -> tuple[list[
     if stamps and served:
         make_private(os.path.join(folder, STAMPS))
         for stamp, record in stamps.items():
-            _publish(stamp, record)
+            publish(stamp, record)
     # Packs for another arch or FlyDSL are expected beside the right one: news is what leaves a kernel out, or all.
     lines = [f"{os.path.basename(r.path)}: {why}" for r in reports if r.kernels or not served for why in r.reasons]
     return done, broken + lines
@@ -318,7 +318,7 @@ class _Home:
             # Which of two that write the same bytes at once comes last makes no difference.
             if name in self._present and _holds(target, pieces):
                 return
-            _publish(target, *pieces)
+            publish(target, *pieces)
         self.written.append(name)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -444,7 +444,7 @@ def _holds(target: str, pieces: Pieces) -> bool:
         return False
 
 
-def _publish(target: str, *pieces: bytes) -> None:
+def publish(target: str, *pieces: bytes) -> None:
     """Make ``target`` hold these bytes by rename: nobody ever sees a part of them."""
     parent = os.path.dirname(target)
     for attempt in range(1, _TRIES + 1):

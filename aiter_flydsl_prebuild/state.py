@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import flydsl_cache as cache
-from .discovery import MODE_VARIABLE, bundled_folder, find_packs, folder_in_use, rocm_root
+from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, find_packs, folder_in_use, rocm_root
 from .errors import PrebuildError
 from .fitting import fit
 from .flydsl_install import known_identities, read_install
 from .pack import Pack
-from .places import cautions, defeated
+from .places import cautions, defeated, make_private
+from .seeding import publish
 from .target import target_arches
+
+_FIRST_CALLS = "first-calls.json"
+
+
+class FirstCalls(NamedTuple):
+    """What first calls cost where ``warm`` was last run: seconds of all ``kernels``, and of the slowest.
+
+    Without ``launched`` the calls ended at FlyDSL's look-up, for want of a GPU.
+    """
+
+    flydsl: str
+    launched: bool
+    kernels: int
+    seconds: float
+    slowest: str
+    slowest_seconds: float
+
+
+def write_first_calls(folder: str, measured: FirstCalls) -> None:
+    """Keep it in a cache root.
+
+    :raises OSError: that cannot be written to.
+    """
+    make_private(os.path.join(folder, STAMPS))
+    publish(os.path.join(folder, STAMPS, _FIRST_CALLS), json.dumps(measured._asdict()).encode())
+
+
+def read_first_calls(folder: str) -> dict[str, Any] | None:
+    """What :func:`write_first_calls` kept, and its ``age`` in seconds; None where there is nothing, or nonsense."""
+    path = os.path.join(folder, STAMPS, _FIRST_CALLS)
+    try:
+        with open(path, encoding="utf-8") as file:
+            measured = FirstCalls(**json.load(file))
+        return {**measured._asdict(), "age": round(time.time() - os.stat(path).st_mtime, 1)}
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The state as JSON-able values: arches, FlyDSL, cache folder, and each installed pack with what of it is in place.
 
-    ``in_place`` counts kernels' files that are there; ``oldest`` is the age in seconds of the oldest of them.
+    ``in_place`` counts kernels' files that are there; ``oldest`` is the age in seconds of the oldest of them;
+    ``first_calls`` is what ``warm`` measured here, None before.
     """
     arches = target_arches(environ)
     install = read_install()
@@ -34,6 +73,7 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
         "defeated_by": defeated(environ),
         "cautions": cautions(environ),
         "bundled": bundled_folder(),
+        "first_calls": read_first_calls(folder),
         "packs": [],
     }
     if install is not None:

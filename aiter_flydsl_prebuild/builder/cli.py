@@ -127,6 +127,10 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     )
     _packages(command)
 
+    command = _add(commands, "warm", _warm, "call each installed kernel once, and measure what first calls cost")
+    command.add_argument("--source", metavar="NAME", help="a source outside this project whose code may be run")
+    _packages(command)
+
     _packages(_add(commands, "status", _status, "what is installed, what fits, what is seeded"))
     command = _add(commands, "startup", _startup, "seed in every Python process of this environment")
     what = command.add_mutually_exclusive_group(required=True)
@@ -383,6 +387,18 @@ def _seed(options: argparse.Namespace) -> int:
         show.seeded(report, pruned)
     # A caution beside kernels that are in place is no failure; kernels that are not, are one.
     return 1 if (report.problems or report.mode == "strict") and not report.kernels else 0
+
+
+def _warm(options: argparse.Namespace) -> int:
+    from . import show
+    from .warming import warm
+
+    report = warm(options.package, trusted=options.source)
+    if options.json:
+        _print_json(report.to_json())
+    else:
+        show.warmed(report)
+    return 0 if report.ok else 1
 
 
 def _startup(options: argparse.Namespace) -> int:

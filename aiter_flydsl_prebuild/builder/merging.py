@@ -56,7 +56,7 @@ def merge_packs(paths: Sequence[Path], folder: Path) -> Path:
             key = (compiled.job.name, compiled.job.shape)
             merged[key] = _join(merged[key], compiled, problems) if key in merged else compiled
         for lost in pack.manifest["missing"]:
-            job = _job(pack, lost)
+            job = job_of(pack, lost)
             missing[job.name, job.shape] = (job, lost["reason"])
     if problems:
         raise CheckError("\n".join(problems))
@@ -82,7 +82,8 @@ def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return found + [f"flydsl {key}" for key in ("version", "generation") if one["flydsl"][key] != other["flydsl"][key]]
 
 
-def _job(pack: Pack, facts: dict[str, Any]) -> Job:
+def job_of(pack: Pack, facts: dict[str, Any]) -> Job:
+    """The job of a kernel that a pack has, or lacks, from its part of the manifest."""
     shape = Shape(gfx=pack.arch, cu_num=0, **{name: facts[name] for name in LAYER})
     options = Options.from_json(pack.manifest["plan"].get("options", {}))
     tokens = tuple((first, last) for first, last in facts["tokens"])
@@ -99,7 +100,7 @@ def _compiled(pack: Pack, facts: dict[str, Any], texts: list[str]) -> Compiled:
         )
         for entry in facts["entries"]
     )
-    return Compiled(_job(pack, facts), entries, facts["bitcode"])
+    return Compiled(job_of(pack, facts), entries, facts["bitcode"])
 
 
 def _join(one: Compiled, other: Compiled, problems: list[str]) -> Compiled:

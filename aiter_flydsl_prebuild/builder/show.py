@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .fromlog import Wanted
     from .proof import Proof
     from .reach import Range, Reach
+    from .warming import WarmReport
 
 _LINES = 12
 
@@ -195,6 +196,24 @@ def seeded(report: SeedReport, pruned: Sequence[str]) -> None:
         print(f"{len(pruned)} files removed that came from packs that are not installed any more")
 
 
+def warmed(report: WarmReport) -> None:
+    """What the first calls cost, the slowest ones, and what went wrong."""
+    for problem in report.problems:
+        print(problem)
+    failed = [call for call in report.calls if call.error]
+    for call in failed[:_LINES]:
+        print(f"{call.kernel}: {call.error}")
+    if report.calls:
+        total = sum(call.seconds for call in report.calls)
+        slowest = max(report.calls, key=lambda call: call.seconds)
+        part = "" if report.launched else ", without the GPU's part: there is none here"
+        print(f"{len(report.calls)} kernels called in {total:.1f} s, {total / len(report.calls):.3f} s each{part}")
+        print(f"slowest: {slowest.kernel}, {slowest.seconds:.3f} s")
+        print(f"{report.compiled} compiled, {len(failed)} failed")
+    elif not report.problems:
+        print("nothing to call: no installed pack has kernels for this machine")
+
+
 def state(found: dict[str, Any]) -> None:
     """The machine's state."""
     flydsl = found["flydsl"]
@@ -206,6 +225,15 @@ def state(found: dict[str, Any]) -> None:
     for note in [found["defeated_by"], *found["cautions"]]:
         if note:
             print(f"note    {note}")
+    if (first := found["first_calls"]) is not None:
+        part = "" if first["launched"] else " on the host alone"
+        print(
+            f"calls   a kernel's first call takes {first['seconds'] / first['kernels']:.3f} s{part}, the slowest "
+            f"{first['slowest_seconds']:.3f} s ({first['kernels']} kernels, flydsl {first['flydsl']}, "
+            f"measured {first['age']:.0f} s ago)"
+        )
+    else:
+        print("calls   what a kernel's first call still takes is not measured here: aiter-flydsl-prebuild warm")
     if not found["packs"]:
         print("packs   none installed")
     for pack in found["packs"]:

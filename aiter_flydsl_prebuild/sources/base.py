@@ -122,6 +122,16 @@ class Source(ABC):
     def call(self, shape: Shape, tokens: int) -> None:
         """Call the op for a token count, from its dispatch down to FlyDSL. Raises what FlyDSL raises."""
 
+    def go_live(self, arch: str) -> None:
+        """From here on, :meth:`resolve` and :meth:`call` are a server's own, on this process's GPU.
+
+        Their tensors are on torch's default device. A source that replaces parts of its library where there is no GPU
+        leaves that here.
+
+        :raises PrebuildError: its library cannot be used here.
+        """
+        return None
+
     def beside_tables(self, arch: str) -> tuple[list[Job], tuple[LeftOut, ...]]:
         """Compiles that no token count leads to; the proof calls :meth:`compile` for each again."""
         return [], ()

@@ -62,6 +62,7 @@ class ReferenceSource(Source):
         import torch
 
         if shape not in self._weights:
+            self._weights.clear()  # A GPU that serves has room for one.
             self._weights[shape] = (
                 torch.empty(shape.n, shape.k, dtype=torch.float8_e4m3fn),
                 torch.empty(-(-shape.n // 32), shape.k // 32, dtype=torch.uint8),
