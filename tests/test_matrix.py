@@ -15,12 +15,15 @@ import venv
 from pathlib import Path
 from typing import Any
 
+import fake_hip
 import pytest
 
 from aiter_flydsl_prebuild.builder.toolchain import Toolchain
 from conftest import ARCH, HERE, flydsl_environment, run_python
 
 VERSIONS = ("0.3.1", "0.3.4.1", "0.4.2", "0.5.0")
+REFERENCE_VERSIONS = VERSIONS[1:]
+"""0.3.1 cannot compile the reference kernels."""
 
 BUILD = """
 import sys
@@ -59,6 +62,19 @@ print(json.dumps({
 """
 
 
+# FlyDSL's own engine is built from what was seeded, once, and kept: the next call launches and loads nothing.
+WARM = """
+import json, torch
+import aiter_flydsl_prebuild, fake_hip
+from tiny_source import TinySource
+torch.cuda.is_available, torch.cuda.synchronize = (lambda: True), (lambda: None)
+report = aiter_flydsl_prebuild.warm(progress=None, trusted="tiny_source:TinySource")
+warmed = fake_hip.counts()
+TinySource().call(None, 7)
+print(json.dumps({"report": report.to_json(), "warmed": warmed, "after": fake_hip.counts()}))
+"""
+
+
 def environment_of(version: str, folder: Path) -> Path:
     """The interpreter of an environment with this FlyDSL in front of all that this one has."""
     home = folder / f"flydsl-{version}-{sys.implementation.cache_tag}"
@@ -74,7 +90,9 @@ def environment_of(version: str, folder: Path) -> Path:
         (home / "ready").touch()
     (site,) = home.glob("lib/python*/site-packages")
     shared = [str(HERE.parent), str(HERE), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    (site / "shared.pth").write_text("\n".join(shared) + "\n")
+    # In the source tree two sub-packages lie beside the package, as setup.py knows.
+    sub_packages = f"import aiter_flydsl_prebuild as p; p.__path__.append({str(HERE.parent)!r})"
+    (site / "shared.pth").write_text("\n".join([*shared, sub_packages]) + "\n")
     return python
 
 
@@ -94,17 +112,25 @@ class Built:
     def prove(self, name: str, rocm: Path) -> dict[str, Any]:
         """Seed and call in a fresh process under a ROCm folder, compiling forbidden."""
         folder = self.root / name
-        environment = flydsl_environment(
+        environment = {**self._serving(folder), "ROCM_PATH": str(rocm), "ROCM_HOME": str(rocm)}
+        found: dict[str, Any] = json.loads(self._run(PROVE, [folder, self.original], environment).splitlines()[-1])
+        return found
+
+    def warm(self, folder: Path, hip: Path) -> dict[str, Any]:
+        """Warm in a fresh process on a machine whose HIP library is ours."""
+        environment = {**self._serving(folder), "LD_LIBRARY_PATH": str(hip)}
+        del environment["COMPILE_ONLY"]
+        found: dict[str, Any] = json.loads(self._run(WARM, [], environment).splitlines()[-1])
+        return found
+
+    def _serving(self, folder: Path) -> dict[str, str]:
+        return flydsl_environment(
             self.toolchain,
             folder,
             FLYDSL_RUNTIME_RUN_ONLY="1",
-            ROCM_PATH=str(rocm),
-            ROCM_HOME=str(rocm),
             AITER_FLYDSL_PREBUILD_PACKS=str(self.pack),
             AITER_FLYDSL_PREBUILD_ARCH=ARCH,
         )
-        found: dict[str, Any] = json.loads(self._run(PROVE, [folder, self.original], environment).splitlines()[-1])
-        return found
 
     def _run(self, script: str, arguments: list[Path], environment: dict[str, str]) -> str:
         run = run_python(["-c", script, *map(str, arguments)], environment, self.python, cwd=self.root)
@@ -131,6 +157,21 @@ def test_what_one_process_compiles_another_finds(built: Built) -> None:
     holds(built.prove("here", built.toolchain.rocm_root), built.version)
 
 
+def test_warming_builds_the_engine_that_serving_uses(built: Built, tmp_path: Path) -> None:
+    try:
+        hip = fake_hip.build(tmp_path)
+    except OSError as error:
+        pytest.skip(f"no C compiler: {error}")
+    found = built.warm(tmp_path / "cache", hip)
+    report = found["report"]
+    assert (report["ok"], report["launched"], report["compiled"], report["problems"]) == (True, True, 0, [])
+    assert [(call["kernel"], call["error"]) for call in report["calls"]] == [
+        ("tiny (N=128, K=256, scales 32x32)", None)
+    ]
+    assert found["warmed"] == {"hipModuleLoadData": 1, "hipModuleLaunchKernel": 1}
+    assert found["after"] == {"hipModuleLoadData": 1, "hipModuleLaunchKernel": 2}
+
+
 def test_a_pack_of_one_rocm_serves_others(built: Built, tmp_path: Path) -> None:
     """Under 0.5 the bitcode enters the key, under older ones it does not: the kernel is found either way."""
     if built.version != VERSIONS[-1]:
@@ -144,3 +185,44 @@ def test_a_pack_of_one_rocm_serves_others(built: Built, tmp_path: Path) -> None:
         holds(built.prove(name, rocm), built.version)
     names = {path.name for name in ("one", "another", "none") for path in (built.root / name).rglob("*.pkl")}
     assert len(names) == 3
+
+
+def prebuild(python: Path, environment: dict[str, str], *arguments: str) -> dict[str, Any]:
+    """Run a command of this project in an environment; its JSON."""
+    run = run_python(["-m", "aiter_flydsl_prebuild", *arguments, "--json"], environment, python, cwd="/")
+    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def round_trip(python: Path, environment: dict[str, str], out: Path, *selection: str) -> None:
+    """Build and prove a wheel, and compile what is in it once more without it."""
+    built = prebuild(python, environment, "build", "--arch", ARCH, "--out", str(out), *selection)
+    assert built["proof"]["compiled"] == 0 < built["kernels"]
+    assert not built["failed"]
+    cold = prebuild(python, environment, "verify", built["wheel"], "--cold")
+    # Kernels of one name and shape may be one entry of FlyDSL's cache.
+    assert 0 < cold["compiled"] <= built["proof"]["payloads"] == cold["payloads"]
+
+
+@pytest.mark.parametrize("version", REFERENCE_VERSIONS)
+def test_reference_kernels(version: str, request: pytest.FixtureRequest, toolchain: Toolchain, tmp_path: Path) -> None:
+    assert request.config.cache is not None
+    python = environment_of(version, request.config.cache.mkdir("flydsl"))
+    environment = {**os.environ, "ROCM_PATH": str(toolchain.rocm_root)}
+    round_trip(python, environment, tmp_path, "--source", "reference", "--tokens", "1..1")
+
+
+@pytest.mark.skipif("AITER_SOURCE" not in os.environ, reason="AITER_SOURCE does not name a checkout of AITER")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_aiter_kernels(version: str, request: pytest.FixtureRequest, toolchain: Toolchain, tmp_path: Path) -> None:
+    """AITER_TOKENS takes another range than one token: 1..32768 is all of it, half an hour for each FlyDSL."""
+    assert request.config.cache is not None
+    python = environment_of(version, request.config.cache.mkdir("flydsl"))
+    environment = {
+        **os.environ,
+        "ROCM_PATH": str(toolchain.rocm_root),
+        "PYTHONPATH": os.environ["AITER_SOURCE"],
+    }
+    tokens = os.environ.get("AITER_TOKENS", "1..1")
+    round_trip(python, environment, tmp_path, "--source", "aiter", "--models", "none", "--tokens", tokens)

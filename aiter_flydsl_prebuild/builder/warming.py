@@ -25,7 +25,7 @@ from ..monitor import start as start_monitor
 from ..pack import Pack
 from ..seeding import seed
 from ..sources import SOURCES, load_source
-from ..sources.base import Job, Options, Source
+from ..sources.base import Job, Source
 from ..state import FirstCalls, write_first_calls
 from ..target import target_arches
 from .merging import job_of
@@ -115,23 +115,22 @@ def warm(
 def _tasks(pack: Pack, trusted: str | None, launched: bool) -> Iterator[tuple[str, Callable[[], None]]]:
     """Label and call of each kernel of a pack that fits here.
 
-    :raises PrebuildError: the pack's source is not to be had, or not trusted.
+    :raises PrebuildError: a source is not to be had, or not trusted.
     """
     arches = target_arches()
     placements = fit(pack, arches, read_install(), cache.bitcode_digest(rocm_root())).placements
     fitting = {id(placement.kernel) for placement in placements}
     jobs = [job_of(pack, kernel.facts) for kernel in pack.kernels if id(kernel) in fitting]
-    if not jobs:
-        return
-    name = pack.manifest["source"]["name"]
-    if name not in (*SOURCES, trusted):
-        raise PrebuildError(f"{name} is not a source of this project; it has to be named as trusted")
-    source = load_source(name, Options.from_json(pack.manifest["plan"].get("options", {})))
-    if launched:
-        source.go_live(pack.arch)
-        yield from _live(source, jobs)
-    else:
-        yield from ((job.label, functools.partial(source.compile, job)) for job in jobs)
+    for name in dict.fromkeys(job.source for job in jobs):
+        if name not in (*SOURCES, trusted):
+            raise PrebuildError(f"{name} is not a source of this project; it has to be named as trusted")
+        mine = [job for job in jobs if job.source == name]
+        source = load_source(name, mine[0].options)
+        if launched:
+            source.go_live(pack.arch)
+            yield from _live(source, mine)
+        else:
+            yield from ((job.label, functools.partial(source.compile, job)) for job in mine)
 
 
 def _live(source: Source, jobs: list[Job]) -> Iterator[tuple[str, Callable[[], None]]]:
