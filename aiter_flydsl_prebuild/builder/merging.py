@@ -14,11 +14,11 @@ from typing import Any
 from ..errors import CheckError, InputError
 from ..flydsl_cache import Entry
 from ..pack import Pack
-from ..sources.base import Job, Options
+from ..sources.base import Job, job_of
 from .codeobject import CodeFacts
 from .compiling import Compiled, CompiledEntry, FlyDSL
 from .packing import make_manifest, pack_name, write_pack
-from .tables import LAYER, Shape
+from .tables import Shape
 
 # What describes a pack as a whole, and must be the same in all that are joined; toolchain's linker leaves no trace.
 _COMMON = ("arch", "source", "plan")
@@ -80,14 +80,6 @@ def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     plans = one["plan"], other["plan"]
     found += [f"plan's {key}" for key in sorted({*plans[0], *plans[1]}) if plans[0].get(key) != plans[1].get(key)]
     return found + [f"flydsl {key}" for key in ("version", "generation") if one["flydsl"][key] != other["flydsl"][key]]
-
-
-def job_of(pack: Pack, facts: dict[str, Any]) -> Job:
-    """The job of a kernel that a pack has, or lacks, from its part of the manifest."""
-    shape = Shape(gfx=pack.arch, cu_num=0, **{name: facts[name] for name in LAYER})
-    options = Options.from_json(pack.manifest["plan"].get("options", {}))
-    tokens = tuple((first, last) for first, last in facts["tokens"])
-    return Job(facts["source"], pack.arch, facts["name"], shape, tokens, options)
 
 
 def _compiled(pack: Pack, facts: dict[str, Any], texts: list[str]) -> Compiled:

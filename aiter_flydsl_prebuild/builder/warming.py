@@ -25,10 +25,9 @@ from ..monitor import start as start_monitor
 from ..pack import Pack
 from ..seeding import seed
 from ..sources import SOURCES, load_source
-from ..sources.base import Job, Source
+from ..sources.base import Job, Source, job_of
 from ..state import FirstCalls, write_first_calls
 from ..target import target_arches
-from .merging import job_of
 from .processes import environment
 from .progress import Progress
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..builder.reach import Range, Reach, Shape
+from ..builder.tables import LAYER
 from ..errors import InputError
+from ..pack import Pack
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,14 @@ class Job:
         """How the job is called in messages."""
         scale = f", scales {self.shape.w_scale_block}" if self.shape.w_scale_block else ""
         return f"{self.name} (N={self.shape.n}, K={self.shape.k}{scale})"
+
+
+def job_of(pack: Pack, facts: dict[str, Any]) -> Job:
+    """The job of a kernel that a pack has, or lacks, from its part of the manifest."""
+    shape = Shape(gfx=pack.arch, cu_num=0, **{name: facts[name] for name in LAYER})
+    options = Options.from_json(pack.manifest["plan"].get("options", {}))
+    tokens = tuple((first, last) for first, last in facts["tokens"])
+    return Job(facts["source"], pack.arch, facts["name"], shape, tokens, options)
 
 
 class Source(ABC):
