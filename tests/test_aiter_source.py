@@ -23,7 +23,7 @@ from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.aiter import installed, tables
 from aiter_flydsl_prebuild.sources.aiter.source import counts_to_compile, model_lists
 from aiter_flydsl_prebuild.sources.base import Options
-from conftest import HERE, prebuild
+from conftest import HERE, flydsl_environment, prebuild, run_python
 
 STANDIN = HERE / "standin_aiter"
 PER_TOKEN, MXSCALE = (family.variable for family in tables.FAMILIES)
@@ -310,6 +310,47 @@ def few_rows(checkout: Path, tmp_path: Path) -> Path:
         writer.writeheader()
         writer.writerows(row for row in chosen if row["libtype"] != "flydsl" or int(row["M"]) in (1, 64, 2048, 4096))
     return table
+
+
+# A server on an MI355X with 256 compute units, but for the GPU: what AITER asks of it is answered here, and every call
+# ends at FlyDSL's look-up.
+SERVER = """
+import os, sys
+from pathlib import Path
+from aiter_flydsl_prebuild.sources.aiter import installed, standins, tables
+os.environ.update(AITER_AOT_IMPORT="1", COMPILE_ONLY="1", GPU_ARCHS="gfx950")
+os.environ.update(tables.private_tables(installed.find(), Path(sys.argv[2])))
+sys.modules["module_aiter_core"] = standins._core_module(Path("/nowhere"))  # there, it is compiled
+import aiter
+from aiter.jit.utils import chip_info
+from aiter.ops import gemm_op_common
+from aiter_flydsl_prebuild.builder import rules, warming
+from aiter_flydsl_prebuild.pack import Pack
+chip_info.get_gfx_runtime, chip_info.get_cu_num = (lambda: "gfx950"), (lambda: 256)
+gemm_op_common.get_padded_m = lambda m, n, k, level: rules.padded_m(m, n, level, rules.RULES[0])
+standins._replace_stream()
+import aiter_flydsl_prebuild
+aiter_flydsl_prebuild.seed(packs=sys.argv[1:2])
+monitor = aiter_flydsl_prebuild.watch()
+calls = list(warming._tasks(Pack(sys.argv[1]), None, launched=True))
+for _, call in calls:
+    call()
+print(chip_info.get_cu_num(), monitor.compiled, monitor.found, len(calls))
+"""
+
+
+def test_a_server_is_warmed_without_standins(built: tuple[Path, Any], toolchain: Any, tmp_path: Path) -> None:
+    (pack,) = open_subject(built[0], tmp_path).packs
+    version = tmp_path / "rocm" / ".info" / "version"
+    version.parent.mkdir(parents=True)
+    version.write_text("7.0.0")
+    more = {"PYTHONPATH": str(STANDIN), "ROCM_HOME": str(tmp_path / "rocm"), "AITER_FLYDSL_PREBUILD_ARCH": "gfx950"}
+    variables = flydsl_environment(toolchain, tmp_path / "cache", **more)
+    done = run_python(["-c", SERVER, str(pack), str(tmp_path)], variables)
+    assert done.returncode == 0, done.stderr
+    cu_num, compiled, found, calls = map(int, done.stdout.split())
+    assert (cu_num, compiled) == (256, 0)
+    assert 0 < calls <= found <= len(Pack(str(pack)).kernels) * 2
 
 
 @real

@@ -188,8 +188,10 @@ def test_a_pack_of_one_rocm_serves_others(built: Built, tmp_path: Path) -> None:
 
 
 def prebuild(python: Path, environment: dict[str, str], *arguments: str) -> dict[str, Any]:
-    """Run a command of this project in an environment; its JSON."""
+    """Run a command of this project in an environment; its JSON. Skips where this FlyDSL lacks what the kernels use."""
     run = run_python(["-m", "aiter_flydsl_prebuild", *arguments, "--json"], environment, python, cwd="/")
+    if "the installed FlyDSL lacks what they use" in run.stderr:
+        pytest.skip(run.stderr.strip().splitlines()[-1])
     assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
     found: dict[str, Any] = json.loads(run.stdout)
     return found

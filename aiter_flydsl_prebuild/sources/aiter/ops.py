@@ -2,7 +2,7 @@
 
 An op is known by what the installed AITER has (:attr:`Op.needs`). ``kernel`` calls the wrapper below the look-up, which
 is all that a compile needs and all that enters the key; ``call`` calls what a server calls. Both take tensors without
-content on the CPU.
+content on torch's default device: the CPU, but for a live op, which runs on a server's GPU and without stand-ins.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class Op(ABC):
         missing = sorted({module for module, text in cls.needs if not aiter.has(module, text)})
         return f"this AITER has no entry point for them ({', '.join(missing)})" if missing else None
 
-    def __init__(self, arch: str) -> None:
-        self.device = standins.import_light(arch)
+    def __init__(self, arch: str, live: bool = False) -> None:
+        self.live = live
+        self.device = standins.import_whole(arch) if live else standins.import_light(arch)
         self.gemm = importlib.import_module(f"{PACKAGE}.ops.gemm_op_a8w8")
         self._cu_num = self.device.cu_num
 
@@ -64,6 +65,8 @@ class Op(ABC):
 
     def on(self, shape: Shape) -> None:
         """Be on the device of a shape: AITER's look-ups remember answers, but not for which device."""
+        if self.live:
+            return  # the one it is on
         cu_num = shape.cu_num or standins.NO_CU_NUM
         self.device.cu_num = cu_num
         if self._cu_num != cu_num:
@@ -131,8 +134,8 @@ class PerToken(Op):
             return f"AITER's op takes no weights of type {shape.q_dtype_w}"
         return super().lacks(aiter, shape)
 
-    def __init__(self, arch: str) -> None:
-        super().__init__(arch)
+    def __init__(self, arch: str, live: bool = False) -> None:
+        super().__init__(arch, live)
         self._fp8 = importlib.import_module(f"{PACKAGE}.utility.dtypes").fp8
         self._file = str(self.gemm.AITER_CONFIGS.AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE)
         self._reuse = getattr(self.gemm, "reuse_largest_bpreshuffle_config", None)
@@ -232,7 +235,8 @@ class MxscaleBmm(_Mxscale):
     def prepare(self) -> None:
         super().prepare()
         self._bmm = importlib.import_module(f"{PACKAGE}.ops.flydsl.batched_gemm_a8w8_gfx950")
-        standins.split_counters_on_cpu(self._bmm)
+        if not self.live:
+            standins.split_counters_on_cpu(self._bmm)
 
     def decodes(self, name: str) -> bool:
         return self._bmm.parse_bmm_kernel_name(name) is not None

@@ -19,7 +19,7 @@ from ...builder.reach import KernelReach, Range, Reach, Shape, ShapeReach
 from ...builder.toolchain import scrubbed_environment
 from ...errors import CheckError, InputError
 from ..base import Job, LeftOut, Source, merge_ranges
-from . import ahead, installed
+from . import ahead, installed, standins
 from .ops import DTYPES, OPS, Op
 from .tables import table_files
 
@@ -44,6 +44,7 @@ class AiterSource(Source):
 
     def __init__(self) -> None:
         self._ops: dict[str, Op] = {}
+        self._live = False
 
     def check_options(self) -> None:
         known = {
@@ -106,11 +107,11 @@ class AiterSource(Source):
             return reason is None
 
         kept = [entry for entry in shapes if had(entry, OPS[entry.shape.op].lacks(aiter, entry.shape))]
-        # Only the mxscale ops can be too new for FlyDSL, and only they have a heuristic.
-        unsure = sorted({entry.shape.op for entry in kept if entry.shape.op != rules.BPRESHUFFLE})
-        if unsure:
-            untuned = [entry for entry in kept if entry.shape.op in unsure and entry.uncovered]
-            request = {"ops": unsure, "shapes": [[asdict(e.shape), e.uncovered] for e in untuned]}
+        # Any op can be too old or too new for the FlyDSL at hand; only the mxscale ops have a heuristic.
+        ops = sorted({entry.shape.op for entry in kept})
+        if ops:
+            untuned = [entry for entry in kept if entry.shape.op != rules.BPRESHUFFLE and entry.uncovered]
+            request = {"ops": ops, "shapes": [[asdict(e.shape), e.uncovered] for e in untuned]}
             found = _probe({"arch": arch, "kinds": [], **request})
             runs = [[(name, (first, last)) for name, first, last in one] for one in found["picks"]]
             picked = dict(zip((entry.shape for entry in untuned), runs, strict=True))
@@ -162,9 +163,14 @@ class AiterSource(Source):
         for dtype in () if name is None else op.dtypes(name, self.dtypes):
             op.call(shape, tokens, dtype)
 
+    def go_live(self, arch: str) -> None:
+        self._live = True
+        self._ops.clear()
+        standins.import_whole(arch)
+
     def _op(self, shape: Shape, arch: str) -> Op:
         if shape.op not in self._ops:
-            op = OPS[shape.op](arch)
+            op = OPS[shape.op](arch, self._live)
             op.prepare()
             self._ops[shape.op] = op
         return self._ops[shape.op]

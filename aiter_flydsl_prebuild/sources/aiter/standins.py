@@ -101,6 +101,20 @@ def import_light(arch: str) -> Device:
     return device
 
 
+def import_whole(arch: str) -> Device:
+    """Import AITER as a server does, with nothing replaced: for calls on this process's GPU.
+
+    :raises PrebuildError: it cannot be, or it was imported with stand-ins before.
+    """
+    if import_light.cache_info().currsize:
+        raise PrebuildError("AITER was imported with stand-ins in this process, which cannot serve any more")
+    try:
+        importlib.import_module(f"{installed.PACKAGE}.ops.gemm_op_a8w8")
+    except Exception as error:
+        raise PrebuildError(f"AITER cannot be imported: {type(error).__name__}: {error}") from error
+    return Device(arch)
+
+
 def split_counters_on_cpu(module: types.ModuleType) -> None:
     """Stand-in 5 for the one allocation that names the device: batched_gemm_a8w8_gfx950.py, _split_counters."""
     import torch
