@@ -329,6 +329,8 @@ from aiter_flydsl_prebuild.pack import Pack
 chip_info.get_gfx_runtime, chip_info.get_cu_num = (lambda: "gfx950"), (lambda: 256)
 gemm_op_common.get_padded_m = lambda m, n, k, level: rules.padded_m(m, n, level, rules.RULES[0])
 standins._replace_stream()
+from aiter.ops.flydsl import batched_gemm_a8w8_gfx950
+standins.split_counters_on_cpu(batched_gemm_a8w8_gfx950)
 import aiter_flydsl_prebuild
 aiter_flydsl_prebuild.seed(packs=sys.argv[1:2])
 monitor = aiter_flydsl_prebuild.watch()
