@@ -127,28 +127,37 @@ def _parse_header(path: str, data: bytes, size: int) -> Header:
     return header
 
 
+def _read(path: str) -> tuple[Header, bytes]:
+    try:
+        with _open(path) as file:
+            data = file.read(_HEADER.size)
+            header = _parse_header(path, data, os.fstat(file.fileno()).st_size)
+            # No further than its header says, whatever has become of the file meanwhile.
+            return header, data + file.read(header.manifest_packed + header.payload_packed)
+    except (OSError, MemoryError) as error:
+        raise PackError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'no memory'}") from error
+
+
 class Pack:
     """A pack that was read and checked whole: ``manifest`` as written, ``kernels`` by position.
 
     Opening costs reading the file, one sha256 over it and unpacking the manifest; payloads are unpacked when asked for.
+    ``data`` is the file's content where it is in memory already; ``path`` is then a name for messages.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, data: bytes | None = None) -> None:
         self.path = path
-        try:
-            with _open(path) as file:
-                data = file.read(_HEADER.size)
-                header = _parse_header(path, data, os.fstat(file.fileno()).st_size)
-                # No further than its header says, whatever has become of the file meanwhile.
-                data += file.read(header.manifest_packed + header.payload_packed)
-        except (OSError, MemoryError) as error:
-            raise PackError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'no memory'}") from error
+        if data is None:
+            header, data = _read(path)
+        else:
+            header = _parse_header(path, data[: _HEADER.size], len(data))
         if hashlib.sha256(data[40:]).hexdigest() != header.pack_id:
             raise PackError(f"{path}: damaged: its bytes do not match its sha256")
         self.header = header
+        self.content = data
         start = _HEADER.size + header.manifest_packed
         raw = b"".join(_pieces(path, data[_HEADER.size : start], [header.manifest_size]))
-        self._packed = data[start:]
+        self._packed = memoryview(data)[start:]
         try:
             manifest = json.loads(raw.decode("utf-8"))
             self.manifest: dict[str, Any] = manifest
@@ -204,7 +213,7 @@ class Pack:
         return [Entry(texts[e.payload], e.fields) for e in kernel.entries]
 
 
-def _pieces(path: str, data: bytes, sizes: list[int]) -> Iterator[bytes]:
+def _pieces(path: str, data: bytes | memoryview, sizes: list[int]) -> Iterator[bytes]:
     """What a zstd frame unpacks to, in pieces of these sizes; never more is unpacked, whatever the frame would grow to.
 
     :raises PackError: it is damaged, or of another size.

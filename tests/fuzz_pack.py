@@ -236,7 +236,7 @@ def _mutate_json(value: Any, rng: random.Random) -> Any:
 def first_inputs(folder: Path) -> None:
     """Valid packs of both generations, in every form of input."""
     sys.path.insert(0, str(HERE))
-    from aiter_flydsl_prebuild.builder.packing import make_manifest, write_pack
+    from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, write_pack
     from aiter_flydsl_prebuild.flydsl_cache import CALL_KEY
     from packs import ABOUT, flydsl_here, make_compiled
 
@@ -253,7 +253,7 @@ def first_inputs(folder: Path) -> None:
             for entry in described["entries"]:
                 if "paths" in entry:
                     entry["paths"] = {"cp311": next(iter(entry["paths"].values()))}
-        write_pack(folder / "pack", manifest, payloads)
+        write_pack(folder / "pack", encode_pack(manifest, payloads))
         whole = (folder / "pack").read_bytes()
         (folder / "pack").unlink()
         raw = json.dumps(manifest).encode()

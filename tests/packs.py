@@ -11,7 +11,7 @@ from typing import Any
 
 from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.builder.compiling import Compiled, CompiledEntry, FlyDSL
-from aiter_flydsl_prebuild.builder.packing import compress, make_manifest, write_pack
+from aiter_flydsl_prebuild.builder.packing import compress, encode_pack, make_manifest, write_pack
 from aiter_flydsl_prebuild.builder.tables import Shape
 from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, known_identities, read_install
 from aiter_flydsl_prebuild.pack import MAGIC
@@ -76,7 +76,7 @@ def make_pack(
     missing: Sequence[tuple[Job, str]] = (),
 ) -> Path:
     manifest, payloads = make_manifest(arch, flydsl or flydsl_here(), compiled, missing, ABOUT)
-    write_pack(path, manifest, payloads)
+    write_pack(path, encode_pack(manifest, payloads))
     return path
 
 

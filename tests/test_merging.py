@@ -10,7 +10,7 @@ from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild import seed
 from aiter_flydsl_prebuild.builder.compiling import Compiled, FlyDSL
 from aiter_flydsl_prebuild.builder.merging import merge_packs
-from aiter_flydsl_prebuild.builder.packing import make_manifest, write_pack
+from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, write_pack
 from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, read_install
 from aiter_flydsl_prebuild.pack import Pack
@@ -107,7 +107,7 @@ def test_what_one_part_lacks_another_may_have(tmp_path: Path) -> None:
         missing = [(make_job(kernel), "failed") for kernel in lost]
         manifest, payloads = make_manifest("gfx950", flydsl_here(), kernels, missing, ABOUT)
         paths.append(tmp_path / f"{name}.fkpack")
-        write_pack(paths[-1], manifest, payloads)
+        write_pack(paths[-1], encode_pack(manifest, payloads))
     merged = Pack(str(merge_packs(paths, tmp_path)))
     assert [kernel.name for kernel in merged.kernels] == ["k0", "k1"]
     assert [job["name"] for job in merged.manifest["missing"]] == ["k9"]
@@ -120,6 +120,6 @@ def test_packs_of_one_name_are_told_apart_and_the_difference_is_named(tmp_path: 
         manifest, payloads = make_manifest("gfx950", flydsl_here(), KERNELS, [], about)
         (tmp_path / folder).mkdir()
         paths.append(tmp_path / folder / "p.fkpack")
-        write_pack(paths[-1], manifest, payloads)
+        write_pack(paths[-1], encode_pack(manifest, payloads))
     with pytest.raises(CheckError, match=r"\(number 1\) and p.fkpack \(number 2\) differ in their plan's tokens"):
         merge_packs(paths, tmp_path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -98,6 +99,7 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
         "--timeout", type=_seconds, default=300.0, metavar="SECONDS", help="limit for one kernel (default: 300)"
     )
     command.add_argument("--keep-going", action="store_true", help="make a wheel without the kernels that failed")
+    _store(command, "off for none; ")
 
     command = _add(commands, "verify", _verify, "prove that serving compiles nothing")
     command.add_argument("wheel", nargs="?", type=Path, help="a wheel or a pack (default: what is installed)")
@@ -137,6 +139,15 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     what.add_argument("--install", action="store_true", help="put the start-up file into site-packages")
     what.add_argument("--remove", action="store_true", help="take it away again")
 
+    command = _add(commands, "store", _store_stats, "what builds keep for each other")
+    tasks = command.add_subparsers(metavar="TASK")
+    task = _add(tasks, "stats", _store_stats, "count the kernels and bytes of the store")
+    _store(task)
+    task = _add(tasks, "gc", _store_gc, "remove what no build has used for long")
+    _store(task)
+    task.add_argument("--days", type=_seconds, default=30.0, metavar="N", help="keep what was used since (default: 30)")
+    task.add_argument("--max-size", type=_size, default=float("inf"), metavar="SIZE", help="keep no more, as in 5GB")
+
     _add(commands, "doctor", _doctor, "what a build needs, what is there, and how to get the rest")
     return parser
 
@@ -148,6 +159,13 @@ def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentPars
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(run=run)
     return command
+
+
+def _store(command: argparse.ArgumentParser, more: str = "") -> None:
+    from .store import VARIABLE, default_folder
+
+    text = f"the kernel store, a folder or an fsspec URL ({more}default: {VARIABLE}, else {default_folder()})"
+    command.add_argument("--store", metavar="WHERE", help=text.replace("%", "%%"))
 
 
 def _packages(command: argparse.ArgumentParser) -> None:
@@ -195,6 +213,14 @@ def _seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
     return value
+
+
+def _size(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?i?B)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500kB, 20MB or 2GiB")
+    unit = match[2]
+    return float(match[1]) * float((1024 if "i" in unit else 1000) ** "BkMGT".index(unit[0]))
 
 
 def _print_json(value: Any) -> None:
@@ -258,6 +284,7 @@ def _build(options: argparse.Namespace) -> int:
         timeout=options.timeout,
         keep_going=options.keep_going,
         options=_asked(options),
+        store=options.store,
     )
     check_epoch()
     with _output_folder(options.out) as out, tempfile.TemporaryDirectory(prefix="afp-pack-") as name:
@@ -266,6 +293,8 @@ def _build(options: argparse.Namespace) -> int:
     result = {
         "wheel": str(wheel),
         "kernels": built.kernels,
+        "compiled": built.compiled,
+        "reused": built.kernels - built.compiled,
         "shapes": built.shapes,
         "seconds": round(built.seconds, 1),
         "compile_seconds": round(built.compile_seconds, 1),
@@ -275,6 +304,8 @@ def _build(options: argparse.Namespace) -> int:
         "failed": list(built.failed),
         "left_out": [asdict(one) for one in built.left_out],
         "proof": built.proof.to_json(),
+        "seconds_of": built.seconds_of,
+        "warnings": list(built.warnings),
     }
     if options.json:
         _print_json(result)
@@ -429,6 +460,31 @@ def _status(options: argparse.Namespace) -> int:
         _print_json(found)
     else:
         show.state(found)
+    return 0
+
+
+def _store_stats(options: argparse.Namespace) -> int:
+    from . import show
+    from .store import open_store, statistics
+
+    found = statistics(open_store(getattr(options, "store", None)).shelf())
+    if options.json:
+        _print_json(asdict(found))
+    else:
+        show.store(found)
+    return 0
+
+
+def _store_gc(options: argparse.Namespace) -> int:
+    from .store import collect_garbage, open_store
+
+    shelf = open_store(options.store).shelf()
+    removed = collect_garbage(shelf, keep_seconds=options.days * 86400, keep_bytes=options.max_size)
+    result = {"where": shelf.where, "removed": len(removed), "bytes": sum(item.size for item in removed)}
+    if options.json:
+        _print_json(result)
+    else:
+        print(f"{shelf.where}: {result['removed']} entries of {result['bytes']} bytes removed")
     return 0
 
 

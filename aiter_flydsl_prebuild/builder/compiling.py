@@ -10,10 +10,11 @@ import functools
 import hashlib
 import os
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,15 @@ class CompiledEntry:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a job gave. ``bitcode`` is the digest of the device bitcode that was linked, None where none was needed."""
+    """What a job gave. ``bitcode`` is the digest of the device bitcode that was linked, None where none was needed.
+
+    ``seconds`` is what compiling it took, wherever that was.
+    """
 
     job: Job
     entries: tuple[CompiledEntry, ...]
     bitcode: str | None
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,7 @@ def compile_task(task: Task) -> Compiled:
 
 def _compile(job: Job, rocm_root: str, *, with_bitcode: bool) -> Compiled:
     source = load_source(job.source, job.options)
+    started = time.perf_counter()
     roots = {"ROCM_PATH": rocm_root, "ROCM_HOME": rocm_root}
     with (
         tempfile.TemporaryDirectory(prefix="afp-job-") as folder,
@@ -153,7 +159,8 @@ def _compile(job: Job, rocm_root: str, *, with_bitcode: bool) -> Compiled:
         entries = tuple(_collect(Path(folder), artifact_keys, job.arch))
     if not entries:
         raise PrebuildError("FlyDSL compiled nothing: the call was served from this process's memory")
-    return Compiled(job, entries, cache.bitcode_digest(rocm_root) if with_bitcode else None)
+    bitcode = cache.bitcode_digest(rocm_root) if with_bitcode else None
+    return Compiled(job, entries, bitcode, time.perf_counter() - started)
 
 
 def _collect(folder: Path, artifact_keys: Mapping[str, str], arch: str) -> Iterator[CompiledEntry]:

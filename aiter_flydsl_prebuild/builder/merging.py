@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckError, InputError
-from ..flydsl_cache import Entry
 from ..pack import Pack
 from ..sources.base import Job, job_of
-from .codeobject import CodeFacts
 from .compiling import Compiled, CompiledEntry, FlyDSL
-from .packing import make_manifest, pack_name, write_pack
+from .packing import encode_pack, make_manifest, pack_name, unpacked, write_pack
 from .tables import Shape
 
 # What describes a pack as a whole, and must be the same in all that are joined; toolchain's linker leaves no trace.
@@ -50,9 +48,7 @@ def merge_packs(paths: Sequence[Path], folder: Path) -> Path:
     for pack in packs:
         for abi, known in pack.identities.items():
             identities[abi] = sorted({*identities.get(abi, ()), *known})
-        texts = list(pack.payloads())
-        for kernel in pack.kernels:
-            compiled = _compiled(pack, kernel.facts, texts)
+        for compiled in unpacked(pack):
             key = (compiled.job.name, compiled.job.shape)
             merged[key] = _join(merged[key], compiled, problems) if key in merged else compiled
         for lost in pack.manifest["missing"]:
@@ -63,9 +59,8 @@ def merge_packs(paths: Sequence[Path], folder: Path) -> Path:
     flydsl = FlyDSL(first.version, first.generation, identities)
     still = [lost for key, lost in missing.items() if key not in merged]
     about = {key: first.manifest[key] for key in ("source", "toolchain", "plan")}
-    manifest, payloads = make_manifest(first.arch, flydsl, merged.values(), still, about)
     path = folder / pack_name(first.arch, flydsl)
-    write_pack(path, manifest, payloads)
+    write_pack(path, encode_pack(*make_manifest(first.arch, flydsl, merged.values(), still, about)))
     return path
 
 
@@ -80,19 +75,6 @@ def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     plans = one["plan"], other["plan"]
     found += [f"plan's {key}" for key in sorted({*plans[0], *plans[1]}) if plans[0].get(key) != plans[1].get(key)]
     return found + [f"flydsl {key}" for key in ("version", "generation") if one["flydsl"][key] != other["flydsl"][key]]
-
-
-def _compiled(pack: Pack, facts: dict[str, Any], texts: list[str]) -> Compiled:
-    entries = tuple(
-        CompiledEntry(
-            entry.get("artifact_key"),
-            tuple(sorted(entry.get("paths", {}).items())),
-            Entry(texts[entry["payload"]], entry["fields"]),
-            tuple(CodeFacts(**code) for code in entry["code"]),
-        )
-        for entry in facts["entries"]
-    )
-    return Compiled(job_of(pack, facts), entries, facts["bitcode"])
 
 
 def _join(one: Compiled, other: Compiled, problems: list[str]) -> Compiled:

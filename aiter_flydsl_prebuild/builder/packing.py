@@ -8,21 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..discovery import SUFFIX
 from ..errors import CheckError
-from ..flydsl_cache import python_tag
-from ..pack import FORMAT, MAGIC, zstd
-from ..sources.base import Job
+from ..flydsl_cache import Entry, python_tag
+from ..pack import FORMAT, MAGIC, Pack, zstd
+from ..sources.base import Job, job_of
+from .codeobject import CodeFacts
 from .compiling import Compiled, CompiledEntry, FlyDSL
 
 # zstd: the strongest level below "ultra", and a window that spans the whole stream, since kernels of one family share
 # most of their text (410 kernels: a sixth of what compressing them one by one gives).
-_LEVEL = 19
+LEVEL = 19
 _WINDOW_LOG = 27
 
 
@@ -92,29 +93,53 @@ def make_manifest(
     return manifest, list(payloads.values())
 
 
-def write_pack(path: Path, manifest: dict[str, Any], payloads: Iterable[bytes]) -> None:
-    """Write a pack; it appears under its name whole or not at all."""
-    raw = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    body = b"".join(payloads)
-    packed_manifest, packed_body = compress(raw), compress(body)
-    sizes = struct.pack("<4Q", len(packed_manifest), len(raw), len(packed_body), len(body))
-    content = sizes + packed_manifest + packed_body
+def write_pack(path: Path, data: bytes) -> None:
+    """Write what :func:`encode_pack` gave; it appears under its name whole or not at all."""
     temporary = path.with_name(path.name + ".part")
     try:
-        temporary.write_bytes(MAGIC + hashlib.sha256(content).digest() + content)
+        temporary.write_bytes(data)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def compress(data: bytes) -> bytes:
+def encode_pack(manifest: dict[str, Any], payloads: Iterable[bytes], level: int = LEVEL) -> bytes:
+    """A pack's bytes, the same for the same manifest, payloads and level."""
+    raw = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    body = b"".join(payloads)
+    packed_manifest, packed_body = compress(raw, level), compress(body, level)
+    sizes = struct.pack("<4Q", len(packed_manifest), len(raw), len(packed_body), len(body))
+    content = sizes + packed_manifest + packed_body
+    return MAGIC + hashlib.sha256(content).digest() + content
+
+
+def compress(data: bytes, level: int = LEVEL) -> bytes:
     """One zstd frame over ``data``."""
     module = zstd()
     parameter = module.CompressionParameter
-    options = {parameter.compression_level: _LEVEL, parameter.window_log: _WINDOW_LOG, parameter.checksum_flag: 1}
+    options = {parameter.compression_level: level, parameter.window_log: _WINDOW_LOG, parameter.checksum_flag: 1}
     if len(data) > 1 << 20:
         options[parameter.enable_long_distance_matching] = 1
     return bytes(module.compress(data, options=options))
+
+
+def unpacked(pack: Pack) -> Iterator[Compiled]:
+    """The kernels of a pack as their compiles gave them: what :func:`make_manifest` takes.
+
+    :raises PackError: a payload is not what the manifest says.
+    """
+    texts = list(pack.payloads())
+    for kernel in pack.kernels:
+        entries = tuple(
+            CompiledEntry(
+                entry.get("artifact_key"),
+                tuple(sorted(entry.get("paths", {}).items())),
+                Entry(texts[entry["payload"]], entry["fields"]),
+                tuple(CodeFacts(**code) for code in entry["code"]),
+            )
+            for entry in kernel.facts["entries"]
+        )
+        yield Compiled(job_of(pack, kernel.facts), entries, kernel.bitcode)
 
 
 def _order(job: Job) -> tuple[Any, ...]:

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckError, InputError
+from ..flydsl_install import read_install
+from ..pack import read_header
 from ..sources import load_source
-from ..sources.base import Job, LeftOut, Options
-from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
+from ..sources.base import Job, LeftOut, Options, Source
+from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
+from .digests import compiling_code, digest, own_code
+from .keys import KernelKeys
 from .machine import default_workers
-from .packing import make_manifest, pack_name, write_pack
+from .packing import LEVEL, encode_pack, make_manifest, pack_name, unpacked, write_pack
 from .planning import Plan, plan_source
 from .pool import Outcome, run_jobs
 from .progress import Progress
 from .proof import Proof, Subject, prove
 from .reach import Range, to_json
+from .store import Store, open_store
 from .tables import LAYER
 from .toolchain import Toolchain, find_toolchain, scrubbed_environment
+
+_QUICK = 3
+"""The level of zstd for single kernels in the store."""
 
 
 @dataclass(frozen=True)
 class BuildRequest:
     """What to build. ``cu_num`` empty means every partition of the arch that the tables have; ``rule`` None means the
     source's own; ``timeout`` is in seconds for one kernel; ``workers`` None means as many as cores and memory allow.
-    ``keep_going`` builds a pack although kernels are missing, and lists them in its manifest."""
+    ``keep_going`` builds a pack although kernels are missing, and lists them in its manifest. ``store`` is a folder, a
+    URL or ``off``; None means the user's choice (:func:`.store.open_store`)."""
 
     source: str
     arch: str
@@ -40,15 +50,18 @@ class BuildRequest:
     timeout: float = 300.0
     keep_going: bool = False
     options: Options = field(default_factory=Options)
+    store: str | None = None
 
 
 @dataclass(frozen=True)
 class BuiltPack:
-    """A pack that was written. ``kernels`` are in it, ``failed`` and ``left_out`` are not; ``seconds`` from the plan to
-    the proof."""
+    """A pack that was written. ``kernels`` are in it, of which ``compiled`` were not in the store; ``failed`` and
+    ``left_out`` are not in it. ``seconds`` from the plan to the proof; ``seconds_of`` tells, by label, what compiling a
+    kernel took when it was compiled."""
 
     path: Path
     kernels: int
+    compiled: int
     shapes: int
     failed: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
@@ -56,15 +69,19 @@ class BuiltPack:
     bytes: int
     compile_seconds: float
     seconds: float
+    seconds_of: dict[str, float]
     proof: Proof
+    warnings: tuple[str, ...]
 
 
-def make_plan(request: BuildRequest) -> Plan:
+def make_plan(request: BuildRequest, store: Store) -> Plan:
     """The plan of a request.
 
+    :param store: remembers what takes a source long to find out.
     :raises InputError: a table is wrong, or nothing is left to compile.
     """
     source = load_source(request.source, request.options)
+    source.remember = store.remember
     plan = plan_source(source, arch=request.arch, cu_num=request.cu_num, tokens=request.tokens, rule=request.rule)
     if not plan.jobs:
         nothing = f"no FlyDSL kernel serves {request.arch} for tokens {request.tokens[0]}..{request.tokens[1]}"
@@ -79,28 +96,38 @@ def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Pr
     :raises CheckError: kernels failed (all are listed), or the proof did.
     """
     started = time.perf_counter()
+    store = open_store(request.store)
     flydsl = building_flydsl()
     toolchain = find_toolchain()
-    plan = make_plan(request)
-    outcomes = compile_jobs(plan.jobs, request, toolchain, progress)
+    plan = make_plan(request, store)
+    about = describe(request, plan, toolchain)
+    keys = KernelKeys(plan.source, flydsl, toolchain)
+    recalled = dict(_recall(plan.jobs, keys, store))
+    outcomes = compile_jobs(
+        tuple(job for job in plan.jobs if job not in recalled),
+        request,
+        toolchain,
+        progress,
+        lambda compiled: _keep(compiled, about, keys, flydsl, store),
+    )
     compile_seconds = time.perf_counter() - started
     failed = [(o.job.job, _reason(o)) for o in outcomes if not o.ok]
-    if failed and (not request.keep_going or len(failed) == len(outcomes)):
-        raise CheckError(_failures(failed, len(outcomes)))
+    if failed and (not request.keep_going or len(failed) == len(plan.jobs)):
+        raise CheckError(_failures(failed, len(plan.jobs)))
 
-    compiled = [o.result for o in outcomes if o.result is not None]
-    about = describe(request, plan, toolchain)
+    compiled = [*recalled.values(), *(o.result for o in outcomes if o.result is not None)]
     manifest, payloads = make_manifest(request.arch, flydsl, compiled, failed, about)
     with tempfile.TemporaryDirectory(prefix=".afp-pack-", dir=folder) as name:
         path = Path(name, pack_name(request.arch, flydsl))
-        write_pack(path, manifest, payloads)
-        proof = prove(Subject((path,), (), ()), trusted=request.source)
+        write_pack(path, _encoded(manifest, payloads, store))
+        proof = _proven(path, request, plan.source, store)
         judge(proof, [job for job, _ in failed])
         final = folder / path.name
         path.replace(final)
     return BuiltPack(
         path=final,
         kernels=len(compiled),
+        compiled=len(compiled) - len(recalled),
         shapes=len(plan.reach.shapes),
         failed=tuple(f"{job.label}: {reason}" for job, reason in failed),
         left_out=plan.left_out,
@@ -108,14 +135,86 @@ def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Pr
         bytes=final.stat().st_size,
         compile_seconds=compile_seconds,
         seconds=time.perf_counter() - started,
+        seconds_of={kernel.job.label: round(kernel.seconds, 4) for kernel in compiled},
         proof=proof,
+        warnings=tuple(store.warnings),
     )
 
 
+def _recall(jobs: tuple[Job, ...], keys: KernelKeys, store: Store) -> Iterator[tuple[Job, Compiled]]:
+    """The kernels that the store has, by their jobs."""
+    for job in jobs:
+        for name in keys.names(job) if store.where else ():
+            if (pack := store.pack(name)) is not None:
+                (kernel,) = unpacked(pack)
+                # The same kernel may serve other token counts than when it was made.
+                yield job, replace(kernel, job=job, seconds=float(pack.manifest.get("seconds", 0.0)))
+                break
+
+
+def _keep(compiled: Compiled, about: dict[str, Any], keys: KernelKeys, flydsl: FlyDSL, store: Store) -> None:
+    """Put a kernel into the store, as a pack of one; what describes the build is not part of it."""
+    plan = {"options": about["plan"]["options"]}
+    described = {"source": about["source"], "toolchain": about["toolchain"], "plan": plan, "seconds": compiled.seconds}
+    parts = make_manifest(compiled.job.arch, flydsl, [compiled], [], described)
+    store.keep_pack(keys.name(compiled.job, compiled.bitcode), encode_pack(*parts, level=_QUICK))
+
+
+def _encoded(manifest: dict[str, Any], payloads: list[bytes], store: Store) -> bytes:
+    """The pack's bytes, which take seconds to compress: out of the store, where this pack was made before."""
+    name = f"packs/{digest({'manifest': manifest, 'level': LEVEL, 'code': compiling_code()})}"
+    # The manifest holds the sha256 of every payload.
+    if (kept := store.pack(name)) is not None:
+        return kept.content
+    data = encode_pack(manifest, payloads)
+    store.keep_pack(name, data)
+    return data
+
+
+def _proven(path: Path, request: BuildRequest, source: Source, store: Store) -> Proof:
+    """The proof of a pack. It follows from the pack and the code that runs in it, so that one that held is recalled."""
+    subject = Subject((path,), (), ())
+    install = read_install()
+    about = {
+        "pack": read_header(str(path)).pack_id,
+        "source": source.identity(),
+        "watched": source.watched(),
+        "flydsl": None if install is None else install.identity,
+        "code": own_code(),
+        "python": sys.version,
+    }
+    fresh: list[Proof] = []
+
+    def ask() -> Any:
+        fresh.append(prove(subject, trusted=request.source))
+        if not fresh[0].ok:
+            raise _NotProven
+        return fresh[0].to_json()
+
+    try:
+        answer = store.remember(digest(about), ask)
+    except _NotProven:
+        return fresh[0]
+    return fresh[0] if fresh else Proof.from_json(answer)
+
+
+class _NotProven(Exception):
+    """Nothing to remember."""
+
+
 def compile_jobs(
-    jobs: tuple[Job, ...], request: BuildRequest, toolchain: Toolchain, progress: Callable[[int], Progress]
+    jobs: tuple[Job, ...],
+    request: BuildRequest,
+    toolchain: Toolchain,
+    progress: Callable[[int], Progress],
+    keep: Callable[[Compiled], None],
 ) -> list[Outcome[Task, Compiled]]:
-    """Compile every job in a pool of workers that start from a scrubbed environment."""
+    """Compile every job in a pool of workers that start from a scrubbed environment.
+
+    :param keep: gets each kernel as soon as it is there: a build that is stopped goes on from it.
+    """
+    if not jobs:
+        return []
     bitcode_root = toolchain.rocm_root_with_bitcode()
     tasks = [make_task(job, toolchain, bitcode_root) for job in jobs]
     with tempfile.TemporaryDirectory(prefix="afp-build-") as folder, progress(len(tasks)) as display:
@@ -126,13 +225,19 @@ def compile_jobs(
         environment["TMPDIR"] = folder
         # FlyDSL: compile and write the cache entry, do not launch.
         environment["COMPILE_ONLY"] = "1"
+
+        def arrived(outcome: Outcome[Task, Compiled]) -> None:
+            if outcome.result is not None:
+                keep(outcome.result)
+            display.advance(outcome.ok, outcome.job.job.label)
+
         return run_jobs(
             tasks,
             compile_task,
             workers=request.workers or default_workers(),
             timeout=request.timeout,
             environment=environment,
-            on_event=lambda outcome: display.advance(outcome.ok, outcome.job.job.label),
+            on_event=arrived,
         )
 
 

@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -77,6 +77,14 @@ class Proof:
             "problems": list(self.problems),
             "seconds": self.seconds,
         }
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Proof:
+        """The inverse of :meth:`to_json`."""
+        values = {name.name: found[name.name] for name in fields(cls)}
+        for name in ("misses", "uncovered", "problems"):
+            values[name] = tuple(values[name])
+        return cls(**values)
 
     def complaints(self) -> list[str]:
         """What is wrong, a line each, for people."""

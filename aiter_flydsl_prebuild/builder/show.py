@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from .fromlog import Wanted
     from .proof import Proof
     from .reach import Range, Reach
+    from .store import Statistics
     from .warming import WarmReport
 
 _LINES = 12
@@ -102,6 +104,10 @@ def build(result: dict[str, Any]) -> None:
         f"{result['kernels']} kernels for {result['shapes']} shapes in {result['seconds']} s "
         f"(compiling {result['compile_seconds']} s), {result['bytes']} bytes, {result['bytes_per_kernel']} a kernel"
     )
+    if result["reused"]:
+        console.print(f"{result['compiled']} compiled, {result['reused']} out of the kernel store")
+    for warning in result["warnings"]:
+        console.print(f"warning: {warning}")
     console.print(
         f"proven: {proof['dispatches']} dispatches, {proof['calls']} calls, {proof['compiled']} compiles, "
         f"{proof['payloads']} payloads read by FlyDSL"
@@ -212,6 +218,17 @@ def warmed(report: WarmReport) -> None:
         print(f"{report.compiled} compiled, {len(failed)} failed")
     elif not report.problems:
         print("nothing to call: no installed pack has kernels for this machine")
+
+
+def store(found: Statistics) -> None:
+    """Where it is, and what is in it."""
+    print(found.where)
+    for kind in sorted(found.entries):
+        print(f"{kind:8} {found.entries[kind]:8} entries {found.bytes[kind]:14} bytes")
+    if found.oldest is None:
+        print("nothing is in it")
+    else:
+        print(f"the longest unused entry was used {(time.time() - found.oldest) / 86400:.1f} days ago")
 
 
 def state(found: dict[str, Any]) -> None:

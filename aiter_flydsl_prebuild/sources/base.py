@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,29 @@ class Source(ABC):
 
         The others are ``version``, ``license`` and, where it is known, ``commit``.
         """
+
+    def inputs(self, job: Job) -> dict[str, Any]:
+        """All that decides what compiling ``job`` gives, beside its name, layer and arch, as JSON can hold it.
+
+        The code among it: by default the digest of all of the source's. A build takes a kernel from its store while
+        nothing of this changes.
+        """
+        return {"code": self.identity()["digest"], "options": self.options.to_json(), "arguments": job.arguments}
+
+    def cost(self, job: Job) -> float:
+        """What compiling ``job`` takes, against its other jobs: only the balance of a build's parts hangs on it.
+
+        By default the elements of the tile, which are the first ``AxB`` in the name.
+        """
+        tile = re.search(r"(\d+)x(\d+)", job.name)
+        return float(int(tile[1]) * int(tile[2])) if tile else 1.0
+
+    def watched(self) -> str:
+        """A digest of all files whose change could change the source's answers; by default of what identifies it."""
+        return self.identity()["digest"]
+
+    remember: Callable[[str, Callable[[], Any]], Any] = staticmethod(lambda key, ask: ask())
+    """Asks something that takes long, or recalls the answer under a key that holds all it depends on (store.Store)."""
 
     @abstractmethod
     def compile(self, job: Job) -> None:

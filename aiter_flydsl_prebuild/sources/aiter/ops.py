@@ -41,8 +41,15 @@ class Op(ABC):
     """Modules whose import shows that the installed FlyDSL has what the kernels use."""
     arches: ClassVar[tuple[str, ...]]
     """The arches whose path through AITER's op is known here."""
+    passed: ClassVar[tuple[str, ...]]
+    """Files of AITER that a call passes through on its way to a kernel, below the package."""
     fixed_dtype = True
     """Whether every kernel has one output type (bf16), whatever the caller asks for."""
+
+    @classmethod
+    @abstractmethod
+    def kernel_files(cls, name: str) -> tuple[str, ...]:
+        """The files that make the kernel called ``name``; what these import counts as well."""
 
     @classmethod
     def lacks(cls, aiter: Installed, shape: Shape) -> str | None:
@@ -124,8 +131,15 @@ class PerToken(Op):
     )
     modules = ("ops.flydsl.gemm_kernels",)
     arches = ("gfx942", "gfx950")
+    passed = (GEMM, "ops/gemm_op_common.py", "ops/flydsl/gemm_kernels.py", "ops/flydsl/kernels/tensor_shim.py")
     fixed_dtype = False
     eight_waves = "flydsl_bpreshuffle_8w_"
+
+    @classmethod
+    def kernel_files(cls, name: str) -> tuple[str, ...]:
+        if name.startswith(cls.eight_waves):
+            return ("ops/flydsl/gemm_a8w8_bpreshuffle_8wave.py",)
+        return ("ops/flydsl/kernels/preshuffle_gemm.py",)
 
     @classmethod
     def lacks(cls, aiter: Installed, shape: Shape) -> str | None:
@@ -193,7 +207,12 @@ class _Mxscale(Op):
     """What the two contracts of gemm_a8w8_blockscale_bpreshuffle with e8m0 scales share."""
 
     arches = ("gfx950",)
+    passed = (GEMM, "ops/gemm_op_common.py")
     batched: ClassVar[bool]
+
+    @classmethod
+    def kernel_files(cls, name: str) -> tuple[str, ...]:
+        return tuple(f"{module.replace('.', '/')}.py" for module in cls.modules)
 
     def lookups(self) -> list[Any]:
         return [self.gemm.get_mxscale_bpreshuffle_config]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ...builder import rules
+from ...builder.digests import digest, own_code
 from ...builder.reach import KernelReach, Range, Reach, Shape, ShapeReach
 from ...builder.toolchain import scrubbed_environment
 from ...errors import CheckError, InputError
+from ...flydsl_install import read_install
 from ..base import Job, LeftOut, Source, merge_ranges
-from . import ahead, installed, standins
+from . import ahead, code, installed, standins
 from .ops import DTYPES, OPS, Op
 from .tables import table_files
 
@@ -112,7 +115,7 @@ class AiterSource(Source):
         if ops:
             untuned = [entry for entry in kept if entry.shape.op != rules.BPRESHUFFLE and entry.uncovered]
             request = {"ops": ops, "shapes": [[asdict(e.shape), e.uncovered] for e in untuned]}
-            found = _probe({"arch": arch, "kinds": [], **request})
+            found = self._ask({"arch": arch, "kinds": [], **request})
             runs = [[(name, (first, last)) for name, first, last in one] for one in found["picks"]]
             picked = dict(zip((entry.shape for entry in untuned), runs, strict=True))
             kept = [entry for entry in kept if had(entry, found["reasons"].get(entry.shape.op))]
@@ -130,11 +133,25 @@ class AiterSource(Source):
         """AITER's own ahead-of-time jobs of the other kinds asked for."""
         if not self.other_kinds:
             return [], ()
-        found = _probe({"arch": arch, "ops": [], "shapes": [], "kinds": self.other_kinds})
+        found = self._ask({"arch": arch, "ops": [], "shapes": [], "kinds": self.other_kinds})
         jobs = [self._job(kind, arch, job) for kind in found["jobs"] for job in found["jobs"][kind]]
         reasons = {kind: found["reasons"].get(kind) or "AITER has no job for this arch" for kind in self.other_kinds}
         left_out = [LeftOut(kind, 0, 0, reasons[kind]) for kind in self.other_kinds if not found["jobs"].get(kind)]
         return jobs, tuple(left_out)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What :mod:`.probe` answers, or answered for the same AITER, FlyDSL and Python."""
+        install = read_install()
+        about = {
+            "request": request,
+            "aiter": self.watched(),
+            "flydsl": None if install is None else install.identity,
+            "python": sys.version,
+            "torch": importlib.metadata.version("torch"),
+            "code": own_code(),
+        }
+        found: dict[str, Any] = self.remember(digest(about), lambda: _probe(request))
+        return found
 
     def _job(self, kind: str, arch: str, job: dict[str, Any]) -> Job:
         """A job of AITER's as one of ours; its name says which of AITER's with that kernel name it is."""
@@ -142,6 +159,20 @@ class AiterSource(Source):
         name = f"{job.get('kernel_name', kind)}#{hashlib.sha256(arguments.encode()).hexdigest()[:8]}"
         n, k = (int(job.get(key) or 0) for key in ("n", "k"))
         return Job(self.name, arch, name, Shape(kind, arch, 0, n, k, None, None), (), self.options, arguments)
+
+    def inputs(self, job: Job) -> dict[str, Any]:
+        """AITER's code for this kernel alone, the output types, and which kinds of token counts the job has."""
+        if job.arguments:
+            return {"code": self.watched(), "arguments": job.arguments}
+        op, aiter = OPS[job.shape.op], installed.find()
+        return {
+            "code": code.digest(aiter.package, op.passed, op.kernel_files(job.name)),
+            "dtypes": op.dtypes(job.name, self.dtypes),
+            "classes": _classes(job.tokens),
+        }
+
+    def watched(self) -> str:
+        return code.watched(installed.find().package)
 
     def compile(self, job: Job) -> None:
         if job.arguments:
@@ -192,11 +223,19 @@ class AiterSource(Source):
 
 def counts_to_compile(tokens: Sequence[Range]) -> list[int]:
     """One token count of these ranges for each kernel that a name can mean over them."""
-    found = []
-    for low, high in _CLASSES:
-        within = [max(first, low) for first, last in tokens if max(first, low) <= min(last, high)]
-        found += [min(within)] if within else []
-    return found
+    return [
+        min(max(first, low) for first, last in tokens if _meet(first, last, low, high))
+        for low, high in _classes(tokens)
+    ]
+
+
+def _classes(tokens: Sequence[Range]) -> list[Range]:
+    """Those of :data:`_CLASSES` that have token counts of these ranges."""
+    return [one for one in _CLASSES if any(_meet(*run, *one) for run in tokens)]
+
+
+def _meet(first: int, last: int, low: int, high: int) -> bool:
+    return max(first, low) <= min(last, high)
 
 
 def model_lists() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,48 @@
+"""The keys of the store: digests over all that can change what a compile, a proof or a question gives.
+
+A kernel's key holds the job as its source sees it (:meth:`sources.base.Source.inputs`, the digest of the source's code
+included), FlyDSL by version and by the hashes of its RECORD, the linker, the interpreter's ABI, and this project's own
+code. The device bitcode is not in it: a kernel that linked none is the same under any. The environment is not in it
+either: workers get a scrubbed one, the same everywhere (:func:`.toolchain.scrubbed_environment`).
+
+Should a key miss something that matters, a wrong kernel still cannot get into a wheel unnoticed: the proof looks every
+kernel up under the key that FlyDSL computes from the sources as they are.
+"""
+
+from __future__ import annotations
+
+from ..flydsl_install import interpreter_abi
+from ..pack import FORMAT
+from ..sources.base import Job, Source
+from .compiling import FlyDSL
+from .digests import compiling_code, digest
+from .toolchain import Toolchain
+
+
+class KernelKeys:
+    """The names of kernels in the store, for one FlyDSL and one toolchain."""
+
+    def __init__(self, source: Source, flydsl: FlyDSL, toolchain: Toolchain) -> None:
+        self._source = source
+        self.bitcode = toolchain.fingerprint.bitcode
+        self._common = {
+            "pack": FORMAT,
+            "code": compiling_code(),
+            "flydsl": flydsl.to_json(),
+            "abi": interpreter_abi(),
+            "linker": toolchain.fingerprint.linker,
+        }
+
+    def names(self, job: Job) -> list[str]:
+        """Where a kernel of this job may be: without device bitcode, and with that of this machine."""
+        what = {"source": job.source, "arch": job.arch, "name": job.name, **job.shape.layer()}
+        key = digest({**self._common, "job": what, "inputs": self._source.inputs(job)})
+        return [self._name(key, None), *([self._name(key, self.bitcode)] if self.bitcode else [])]
+
+    def name(self, job: Job, bitcode: str | None) -> str:
+        """Where a kernel goes that linked this bitcode, or none."""
+        names = self.names(job)
+        return names[0] if bitcode is None else names[-1]
+
+    def _name(self, key: str, bitcode: str | None) -> str:
+        return f"kernels/{key[:2]}/{key}" + (f"-{bitcode[:16]}" if bitcode else "")

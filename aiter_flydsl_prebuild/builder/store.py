@@ -1,0 +1,275 @@
+"""The kernel store: what builds keep for each other, by what it was made from.
+
+    kernels/<2 digits>/<key>.fkpack     one kernel each, a pack of its own, for those that linked device bitcode
+                                        <key>-<digest of the bitcode>.fkpack
+    packs/<key>.fkpack                  finished packs, by their manifest and payloads
+    memos/<key>.json                    small answers: proofs that held, what an imported AITER said
+
+A key is a sha256 over everything that can change the value (:mod:`.keys`), so an entry is never out of date, only
+unused. Entries are checked against their own hashes when they are read; one that is damaged is made again. Writers need
+no lock: entries of one key are equal, and each appears whole.
+
+A store is a help and never a condition: one that cannot be read or written costs a warning, and the build goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..discovery import SUFFIX
+from ..errors import InputError
+from ..pack import Pack, PackError
+
+VARIABLE = "AITER_FLYDSL_PREBUILD_STORE"
+"""Where the store is, a folder or an fsspec URL; ``off`` for none."""
+
+OFF = "off"
+
+
+class Store:
+    """A store in a :class:`Shelf`. ``warnings`` tell what went wrong with it, a line each, and are for the user."""
+
+    def __init__(self, shelf: Shelf | None) -> None:
+        self._shelf = shelf
+        self.warnings: list[str] = []
+
+    @property
+    def where(self) -> str | None:
+        """The folder or URL; None for no store."""
+        return None if self._shelf is None else self._shelf.where
+
+    def shelf(self) -> Shelf:
+        """Where its entries lie.
+
+        :raises InputError: there is no store.
+        """
+        if self._shelf is None:
+            raise InputError("the kernel store is switched off")
+        return self._shelf
+
+    def pack(self, name: str) -> Pack | None:
+        """A pack that was kept under a name; None where there is none, or a damaged one, which is said and removed."""
+        data = self._read(name + SUFFIX)
+        if data is None:
+            return None
+        try:
+            return Pack(f"{self.where}/{name}{SUFFIX}", data)
+        except PackError as error:
+            self.warnings.append(f"{error}; it is made again")
+            with contextlib.suppress(OSError):
+                self.shelf().remove(name + SUFFIX)
+            return None
+
+    def keep_pack(self, name: str, data: bytes) -> None:
+        """Keep a pack's bytes under a name."""
+        self._write(name + SUFFIX, data)
+
+    def remember(self, key: str, ask: Callable[[], Any]) -> Any:
+        """What ``ask`` answered when it was last asked under ``key``: something that JSON can hold."""
+        name = f"memos/{key}.json"
+        if (data := self._read(name)) is not None:
+            try:
+                return json.loads(data)
+            except ValueError:
+                self.warnings.append(f"{self.where}/{name}: damaged; it is made again")
+        answer = ask()
+        self._write(name, json.dumps(answer).encode())
+        return answer
+
+    def _read(self, name: str) -> bytes | None:
+        if self._shelf is None:
+            return None
+        try:
+            return self._shelf.read(name)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # A remote file system raises what its library raises.
+            self._give_up("read", error)
+            return None
+
+    def _write(self, name: str, data: bytes) -> None:
+        if self._shelf is None:
+            return
+        try:
+            self._shelf.write(name, data)
+        except Exception as error:
+            self._give_up("written to", error)
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        self.warnings.append(f"the store {self.where} cannot be {what} ({why}); building on without it")
+        self._shelf = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """An entry of a store: its name, bytes, and when it was last used (written, on other file systems than local)."""
+
+    name: str
+    size: int
+    used: float
+
+
+class Shelf(ABC):
+    """Where entries lie. All raise OSError, or what the file system's library raises."""
+
+    where: str
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """An entry's bytes; FileNotFoundError where there is none."""
+
+    @abstractmethod
+    def write(self, name: str, data: bytes) -> None:
+        """Make an entry, whole or not at all."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove an entry, if it is there."""
+
+    @abstractmethod
+    def items(self) -> Iterator[Item]:
+        """Every entry."""
+
+
+class Folder(Shelf):
+    """A local folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.where = str(root)
+        self._root = root
+
+    def read(self, name: str) -> bytes:
+        path = self._root / name
+        data = path.read_bytes()
+        with contextlib.suppress(OSError):
+            os.utime(path)  # for gc: it was used
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        (self._root / name).unlink(missing_ok=True)
+
+    def items(self) -> Iterator[Item]:
+        for path in self._root.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                state = path.stat()
+                if path.is_file():
+                    yield Item(path.relative_to(self._root).as_posix(), state.st_size, state.st_mtime)
+
+
+class Remote(Shelf):
+    """Any file system that fsspec knows, by URL. Objects of the remote kinds appear whole."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise InputError(
+                f"{url}: a store by URL needs fsspec: pip install 'aiter-flydsl-prebuild[store]'"
+            ) from None
+        try:
+            self._fs, self._root = url_to_fs(url)
+        except (ImportError, ValueError, OSError) as error:
+            raise InputError(f"{url}: is no store: {error}") from error
+        self.where = url.rstrip("/")
+
+    def read(self, name: str) -> bytes:
+        return bytes(self._fs.cat_file(f"{self._root}/{name}"))
+
+    def write(self, name: str, data: bytes) -> None:
+        path = f"{self._root}/{name}"
+        # Object stores have no folders to make, and do not mind.
+        self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._fs.pipe_file(path, data)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(f"{self._root}/{name}")
+
+    def items(self) -> Iterator[Item]:
+        try:
+            found = self._fs.find(self._root, detail=True)
+        except FileNotFoundError:
+            return
+        for path, about in found.items():
+            modified = next(
+                (about[key] for key in ("mtime", "LastModified", "updated", "created") if key in about), 0.0
+            )
+            used = modified.timestamp() if hasattr(modified, "timestamp") else float(modified)
+            yield Item(path[len(self._root) :].lstrip("/"), int(about.get("size") or 0), used)
+
+
+def open_store(where: str | None = None) -> Store:
+    """The store that was asked for: a folder, a URL, or ``off``; by default what VARIABLE says, else the user's cache.
+
+    :raises InputError: it is a URL of no file system that is known here.
+    """
+    where = where or os.environ.get(VARIABLE) or default_folder()
+    if where == OFF:
+        return Store(None)
+    return Store(Remote(where) if "://" in where else Folder(Path(where).expanduser()))
+
+
+def default_folder() -> str:
+    """The user's own store, in the cache folder of the XDG base directory specification."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "aiter-flydsl-prebuild", "store")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What is in a store: entries and bytes of each kind, and when the longest unused one was last used."""
+
+    where: str
+    entries: dict[str, int]
+    bytes: dict[str, int]
+    oldest: float | None
+
+
+def statistics(shelf: Shelf) -> Statistics:
+    """Count a store."""
+    entries: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    oldest: float | None = None
+    for item in shelf.items():
+        kind = item.name.partition("/")[0]
+        entries[kind] = entries.get(kind, 0) + 1
+        sizes[kind] = sizes.get(kind, 0) + item.size
+        oldest = item.used if oldest is None else min(oldest, item.used)
+    return Statistics(shelf.where, entries, sizes, oldest)
+
+
+def collect_garbage(shelf: Shelf, *, keep_seconds: float, keep_bytes: float) -> list[Item]:
+    """Remove what was not used for ``keep_seconds``, then the longest unused, until no more than ``keep_bytes`` stay.
+
+    Returns what was removed. A build that needs one of them makes it again.
+    """
+    items = sorted(shelf.items(), key=lambda item: item.used)
+    total = sum(item.size for item in items)
+    now = time.time()
+    removed = []
+    for item in items:
+        if now - item.used <= keep_seconds and total <= keep_bytes:
+            break
+        shelf.remove(item.name)
+        total -= item.size
+        removed.append(item)
+    return removed
