@@ -39,6 +39,8 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
 
     :param bitcode: :func:`flydsl_cache.bitcode_digest` of the ROCm folder that FlyDSL takes in this process.
     """
+    if shard := pack.manifest.get("shard"):
+        return Fit([], 0, [f"is part {shard['index']} of {shard['of']} of a build, to be merged and not to be used"])
     if pack.arch not in arches:
         here = f"this machine needs {', '.join(arches)}" if arches else "this machine has no ROCm GPU"
         return Fit([], 0, [f"kernels are for {pack.arch}, {here}"])

@@ -177,6 +177,8 @@ class Pack:
                 raise ValueError("no source")
             self.kernels = tuple(_check_kernel(kernel, len(self._payloads)) for kernel in manifest["kernels"])
             _check_paths(self.kernels)
+            if (shard := manifest.get("shard")) and not all(type(shard[key]) is int for key in ("index", "of")):
+                raise ValueError("it says that it is a part, and not which")
             self.missing: list[dict[str, Any]] = [_check_missing(kernel) for kernel in manifest["missing"]]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
             raise PackError(f"{path}: broken manifest: {type(error).__name__}: {error}") from error

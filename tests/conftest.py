@@ -13,6 +13,9 @@ import pytest
 
 from aiter_flydsl_prebuild.builder.toolchain import Toolchain, find_toolchain, scrubbed_environment
 
+# Tests compile for real, and leave the user's own kernel store alone.
+os.environ["AITER_FLYDSL_PREBUILD_STORE"] = "off"
+
 HERE = Path(__file__).parent
 ARCH = "gfx950"
 

@@ -42,15 +42,15 @@ def test_parts_make_the_whole_to_the_byte(tmp_path: Path) -> None:
     whole = make_pack(tmp_path / "whole.fkpack", KERNELS)
     parts = [make_pack(tmp_path / f"{i}.fkpack", KERNELS[i::3]) for i in range(3)]
     (tmp_path / "out").mkdir()
-    assert merge_packs(parts, tmp_path / "out").read_bytes() == whole.read_bytes()
+    assert merge_packs(parts, tmp_path / "out")[0].read_bytes() == whole.read_bytes()
     overlapping = [make_pack(tmp_path / "a.fkpack", KERNELS[:4]), make_pack(tmp_path / "b.fkpack", KERNELS[2:])]
-    assert merge_packs(overlapping[::-1], tmp_path / "out").read_bytes() == whole.read_bytes()
+    assert merge_packs(overlapping[::-1], tmp_path / "out")[0].read_bytes() == whole.read_bytes()
 
 
 def test_several_pythons_share_payloads(tmp_path: Path) -> None:
     here = interpreter_abi()
     packs = [make_pack(tmp_path / f"{abi}.fkpack", for_abi(abi, range(6)), old_flydsl(abi)) for abi in (here, "cp399")]
-    merged = Pack(str(merge_packs(packs, tmp_path)))
+    merged = Pack(str(merge_packs(packs, tmp_path)[0]))
     assert len(merged.manifest["payloads"]) == 6
     assert sorted(merged.identities) == sorted([here, "cp399"])
     assert sorted(merged.kernels[0].entries[0].paths) == sorted([here, "cp399"])
@@ -108,7 +108,7 @@ def test_what_one_part_lacks_another_may_have(tmp_path: Path) -> None:
         manifest, payloads = make_manifest("gfx950", flydsl_here(), kernels, missing, ABOUT)
         paths.append(tmp_path / f"{name}.fkpack")
         write_pack(paths[-1], encode_pack(manifest, payloads))
-    merged = Pack(str(merge_packs(paths, tmp_path)))
+    merged = Pack(str(merge_packs(paths, tmp_path)[0]))
     assert [kernel.name for kernel in merged.kernels] == ["k0", "k1"]
     assert [job["name"] for job in merged.manifest["missing"]] == ["k9"]
 

@@ -100,6 +100,13 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     )
     command.add_argument("--keep-going", action="store_true", help="make a wheel without the kernels that failed")
     _store(command, "off for none; ")
+    command.add_argument("--shard", metavar="I/N", help="build part I of N alone, a pack for merge")
+    command.add_argument(
+        "--shard-times",
+        type=Path,
+        metavar="FILE",
+        help="measured seconds to balance parts by, one file for all of them",
+    )
 
     command = _add(commands, "verify", _verify, "prove that serving compiles nothing")
     command.add_argument("wheel", nargs="?", type=Path, help="a wheel or a pack (default: what is installed)")
@@ -113,6 +120,8 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
 
     command = _add(commands, "merge", _merge, "join wheels or packs of one plan: several Pythons, or parts")
     command.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="wheels or packs")
+    command.add_argument("--source", metavar="NAME", help="a source outside this project whose code may be run")
+    command.add_argument("--no-proof", action="store_true", help="do not prove what parts of a build make up")
     command.add_argument("--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where the wheel goes")
 
     command = _add(commands, "inspect", _inspect, "what is in a wheel or a pack")
@@ -142,6 +151,8 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     command = _add(commands, "store", _store_stats, "what builds keep for each other")
     tasks = command.add_subparsers(metavar="TASK")
     task = _add(tasks, "stats", _store_stats, "count the kernels and bytes of the store")
+    _store(task)
+    task = _add(tasks, "times", _store_times, "print what each kernel took to compile, for --shard-times")
     _store(task)
     task = _add(tasks, "gc", _store_gc, "remove what no build has used for long")
     _store(task)
@@ -272,6 +283,7 @@ def _build(options: argparse.Namespace) -> int:
     from .pipeline import BuildRequest, build_pack
     from .progress import Progress
     from .reach import parse_tokens
+    from .sharding import parse_shard
     from .wheel import build_wheel, check_epoch
 
     request = BuildRequest(
@@ -285,25 +297,28 @@ def _build(options: argparse.Namespace) -> int:
         keep_going=options.keep_going,
         options=_asked(options),
         store=options.store,
+        shard=parse_shard(options.shard, options.shard_times) if options.shard else None,
     )
     check_epoch()
     with _output_folder(options.out) as out, tempfile.TemporaryDirectory(prefix="afp-pack-") as name:
-        built = build_pack(request, Path(name), Progress)
-        wheel = build_wheel(built.path, out)
+        built = build_pack(request, out if request.shard else Path(name), Progress)
+        made = built.path if request.shard else build_wheel(built.path, out)
+        size = made.stat().st_size
     result = {
-        "wheel": str(wheel),
+        "wheel": None if request.shard else str(made),
+        "part": str(made) if request.shard else None,
         "kernels": built.kernels,
         "compiled": built.compiled,
         "reused": built.kernels - built.compiled,
         "shapes": built.shapes,
         "seconds": round(built.seconds, 1),
         "compile_seconds": round(built.compile_seconds, 1),
-        "bytes": wheel.stat().st_size,
-        "bytes_per_kernel": round(wheel.stat().st_size / built.kernels),
+        "bytes": size,
+        "bytes_per_kernel": round(size / max(1, built.kernels)),
         "uncovered": built.uncovered,
         "failed": list(built.failed),
         "left_out": [asdict(one) for one in built.left_out],
-        "proof": built.proof.to_json(),
+        "proof": built.proof.to_json() if built.proof else None,
         "seconds_of": built.seconds_of,
         "warnings": list(built.warnings),
     }
@@ -371,17 +386,22 @@ def _named(wheel: Path | None, folder: str) -> Iterator[None]:
 def _merge(options: argparse.Namespace) -> int:
     from .merging import merge_packs
     from .proof import open_subject
-    from .wheel import build_wheel
+    from .wheel import build_wheel, check_epoch
 
+    check_epoch()
     with _output_folder(options.out) as out, tempfile.TemporaryDirectory(prefix="afp-merge-") as name:
         packs: list[Path] = []
         for number, wheel in enumerate(options.wheels):
             packs += open_subject(wheel, Path(name, str(number))).packs
-        wheel = build_wheel(merge_packs(packs, Path(name)), out)
+        merged, proof = merge_packs(packs, Path(name), prove=not options.no_proof, trusted=options.source)
+        wheel = build_wheel(merged, out)
+    result = {"wheel": str(wheel), "bytes": wheel.stat().st_size, "proof": proof.to_json() if proof else None}
     if options.json:
-        _print_json({"wheel": str(wheel), "bytes": wheel.stat().st_size})
+        _print_json(result)
     else:
         print(wheel)
+        if proof is not None:
+            print(f"proven: {proof.dispatches} dispatches, {proof.compiled} compiles")
     return 0
 
 
@@ -472,6 +492,13 @@ def _store_stats(options: argparse.Namespace) -> int:
         _print_json(asdict(found))
     else:
         show.store(found)
+    return 0
+
+
+def _store_times(options: argparse.Namespace) -> int:
+    from .store import compile_times, open_store
+
+    _print_json({"seconds_of": compile_times(open_store(options.store))})
     return 0
 
 

@@ -16,18 +16,24 @@ from ..pack import Pack
 from ..sources.base import Job, job_of
 from .compiling import Compiled, CompiledEntry, FlyDSL
 from .packing import encode_pack, make_manifest, pack_name, unpacked, write_pack
+from .proof import Proof, Subject, judge
+from .proof import prove as run_proof
 from .tables import Shape
 
 # What describes a pack as a whole, and must be the same in all that are joined; toolchain's linker leaves no trace.
 _COMMON = ("arch", "source", "plan")
 
 
-def merge_packs(paths: Sequence[Path], folder: Path) -> Path:
-    """Write the union of packs into ``folder``; returns its path.
+def merge_packs(
+    paths: Sequence[Path], folder: Path, *, prove: bool = True, trusted: str | None = None
+) -> tuple[Path, Proof | None]:
+    """Write the union of packs into ``folder``; returns its path, and the proof where there was one.
 
     A kernel that is missing in one and present in another is present. The result is, byte for byte, the pack that one
-    build of all kernels would have made.
+    build of all kernels would have made. Parts of a build, which were not proven, are proven here, as the build would.
 
+    :param prove: False for a machine without the FlyDSL and the source of the parts.
+    :param trusted: a source outside this project that may be imported for the proof.
     :raises PackError: a pack is damaged.
     :raises CheckError: the packs are of different things, or have different code for one kernel; all are named.
     """
@@ -40,6 +46,7 @@ def merge_packs(paths: Sequence[Path], folder: Path) -> Path:
         for number, pack in enumerate(packs[1:], 1)
         for what in _differences(first.manifest, pack.manifest)
     ]
+    problems += _incomplete(packs)
     if problems:
         raise CheckError("\n".join(problems))
     merged: dict[tuple[str, Shape], Compiled] = {}
@@ -61,7 +68,26 @@ def merge_packs(paths: Sequence[Path], folder: Path) -> Path:
     about = {key: first.manifest[key] for key in ("source", "toolchain", "plan")}
     path = folder / pack_name(first.arch, flydsl)
     write_pack(path, encode_pack(*make_manifest(first.arch, flydsl, merged.values(), still, about)))
-    return path
+    if not prove or "shard" not in first.manifest:
+        return path, None
+    proof = run_proof(Subject((path,), (), ()), trusted=trusted)
+    judge(proof, [job for job, _ in still])
+    return path, proof
+
+
+def _incomplete(packs: Sequence[Pack]) -> list[str]:
+    """Why packs that are parts of a build do not make up all of it; packs that are none are no parts of any."""
+    shards = [pack.manifest.get("shard") for pack in packs]
+    parts = [shard for shard in shards if shard is not None]
+    if not parts:
+        return []
+    if len(parts) < len(shards):
+        return ["some of these are parts of a build and some are whole; merge the parts alone"]
+    of = parts[0]["of"]
+    if any(shard["of"] != of or shard["assignment"] != parts[0]["assignment"] for shard in parts):
+        return ["these are parts of builds that were split in different ways; give each part the same --shard-times"]
+    absent = sorted(set(range(1, of + 1)) - {shard["index"] for shard in parts})
+    return [f"part {index} of {of} is not among these" for index in absent]
 
 
 def _called(paths: Sequence[Path], number: int) -> str:

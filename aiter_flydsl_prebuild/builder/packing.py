@@ -20,6 +20,7 @@ from ..pack import FORMAT, MAGIC, Pack, zstd
 from ..sources.base import Job, job_of
 from .codeobject import CodeFacts
 from .compiling import Compiled, CompiledEntry, FlyDSL
+from .sharding import Shard
 
 # zstd: the strongest level below "ultra", and a window that spans the whole stream, since kernels of one family share
 # most of their text (410 kernels: a sixth of what compressing them one by one gives).
@@ -27,10 +28,11 @@ LEVEL = 19
 _WINDOW_LOG = 27
 
 
-def pack_name(arch: str, flydsl: FlyDSL) -> str:
+def pack_name(arch: str, flydsl: FlyDSL, shard: Shard | None = None) -> str:
     """The file name of a pack: what it is for, readable; nothing depends on it."""
     tag = python_tag(flydsl.generation, flydsl.identities)
-    return f"{arch}-flydsl{flydsl.version}{f'-{tag}' if tag else ''}{SUFFIX}"
+    part = f"-shard{shard}" if shard else ""
+    return f"{arch}-flydsl{flydsl.version}{f'-{tag}' if tag else ''}{part}{SUFFIX}"
 
 
 def make_manifest(

@@ -24,10 +24,10 @@ from .packing import LEVEL, encode_pack, make_manifest, pack_name, unpacked, wri
 from .planning import Plan, plan_source
 from .pool import Outcome, run_jobs
 from .progress import Progress
-from .proof import Proof, Subject, prove
+from .proof import Proof, Subject, judge, prove
 from .reach import Range, to_json
+from .sharding import Shard, assign, costs_of
 from .store import Store, open_store
-from .tables import LAYER
 from .toolchain import Toolchain, find_toolchain, scrubbed_environment
 
 _QUICK = 3
@@ -39,7 +39,8 @@ class BuildRequest:
     """What to build. ``cu_num`` empty means every partition of the arch that the tables have; ``rule`` None means the
     source's own; ``timeout`` is in seconds for one kernel; ``workers`` None means as many as cores and memory allow.
     ``keep_going`` builds a pack although kernels are missing, and lists them in its manifest. ``store`` is a folder, a
-    URL or ``off``; None means the user's choice (:func:`.store.open_store`)."""
+    URL or ``off``; None means the user's choice (:func:`.store.open_store`). ``shard`` builds a part of the kernels: a
+    pack that nobody installs, to be merged with the other parts, and proven then."""
 
     source: str
     arch: str
@@ -51,13 +52,14 @@ class BuildRequest:
     keep_going: bool = False
     options: Options = field(default_factory=Options)
     store: str | None = None
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True)
 class BuiltPack:
     """A pack that was written. ``kernels`` are in it, of which ``compiled`` were not in the store; ``failed`` and
     ``left_out`` are not in it. ``seconds`` from the plan to the proof; ``seconds_of`` tells, by label, what compiling a
-    kernel took when it was compiled."""
+    kernel took when it was compiled. A part of a build has no ``proof``."""
 
     path: Path
     kernels: int
@@ -70,7 +72,7 @@ class BuiltPack:
     compile_seconds: float
     seconds: float
     seconds_of: dict[str, float]
-    proof: Proof
+    proof: Proof | None
     warnings: tuple[str, ...]
 
 
@@ -101,10 +103,13 @@ def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Pr
     toolchain = find_toolchain()
     plan = make_plan(request, store)
     about = describe(request, plan, toolchain)
+    jobs = plan.jobs
+    if request.shard is not None:
+        jobs, about["shard"] = _part(plan, request.shard)
     keys = KernelKeys(plan.source, flydsl, toolchain)
-    recalled = dict(_recall(plan.jobs, keys, store))
+    recalled = dict(_recall(jobs, keys, store))
     outcomes = compile_jobs(
-        tuple(job for job in plan.jobs if job not in recalled),
+        tuple(job for job in jobs if job not in recalled),
         request,
         toolchain,
         progress,
@@ -112,16 +117,18 @@ def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Pr
     )
     compile_seconds = time.perf_counter() - started
     failed = [(o.job.job, _reason(o)) for o in outcomes if not o.ok]
-    if failed and (not request.keep_going or len(failed) == len(plan.jobs)):
-        raise CheckError(_failures(failed, len(plan.jobs)))
+    if failed and (not request.keep_going or len(failed) == len(jobs)):
+        raise CheckError(_failures(failed, len(jobs)))
 
     compiled = [*recalled.values(), *(o.result for o in outcomes if o.result is not None)]
     manifest, payloads = make_manifest(request.arch, flydsl, compiled, failed, about)
     with tempfile.TemporaryDirectory(prefix=".afp-pack-", dir=folder) as name:
-        path = Path(name, pack_name(request.arch, flydsl))
+        path = Path(name, pack_name(request.arch, flydsl, request.shard))
         write_pack(path, _encoded(manifest, payloads, store))
-        proof = _proven(path, request, plan.source, store)
-        judge(proof, [job for job, _ in failed])
+        proof = None
+        if request.shard is None:
+            proof = _proven(path, request, plan.source, store)
+            judge(proof, [job for job, _ in failed])
         final = folder / path.name
         path.replace(final)
     return BuiltPack(
@@ -139,6 +146,13 @@ def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Pr
         proof=proof,
         warnings=tuple(store.warnings),
     )
+
+
+def _part(plan: Plan, shard: Shard) -> tuple[tuple[Job, ...], dict[str, Any]]:
+    """The jobs of a part of a build, and what its manifest says of it."""
+    found = assign(plan.jobs, shard.of, costs_of(plan.jobs, plan.source, shard.times))
+    about = {"index": shard.index, "of": shard.of, "assignment": found.digest}
+    return found.parts[shard.index - 1], about
 
 
 def _recall(jobs: tuple[Job, ...], keys: KernelKeys, store: Store) -> Iterator[tuple[Job, Compiled]]:
@@ -239,18 +253,6 @@ def compile_jobs(
             environment=environment,
             on_event=arrived,
         )
-
-
-def judge(proof: Proof, missing: list[Job]) -> None:
-    """Let a proof pass that misses nothing but the kernels that are known to be missing.
-
-    :raises CheckError: anything else is wrong with it.
-    """
-    expected = [{"name": job.name, **job.shape.layer()} for job in missing]
-    surprise = any({key: miss[key] for key in ("name", *LAYER)} not in expected for miss in proof.misses)
-    if surprise or proof.problems or proof.compiled or not proof.kernels or not proof.payloads:
-        complaints = "\n".join(proof.complaints())
-        raise CheckError(f"the proof failed, no wheel is written:\n{complaints}")
 
 
 def describe(request: BuildRequest, plan: Plan, toolchain: Toolchain) -> dict[str, Any]:

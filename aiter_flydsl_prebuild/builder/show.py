@@ -99,7 +99,7 @@ def build(result: dict[str, Any]) -> None:
 
     console = _console()
     proof = result["proof"]
-    console.print(f"{result['wheel']}")
+    console.print(result["wheel"] or result["part"])
     console.print(
         f"{result['kernels']} kernels for {result['shapes']} shapes in {result['seconds']} s "
         f"(compiling {result['compile_seconds']} s), {result['bytes']} bytes, {result['bytes_per_kernel']} a kernel"
@@ -108,10 +108,13 @@ def build(result: dict[str, Any]) -> None:
         console.print(f"{result['compiled']} compiled, {result['reused']} out of the kernel store")
     for warning in result["warnings"]:
         console.print(f"warning: {warning}")
-    console.print(
-        f"proven: {proof['dispatches']} dispatches, {proof['calls']} calls, {proof['compiled']} compiles, "
-        f"{proof['payloads']} payloads read by FlyDSL"
-    )
+    if proof is None:
+        console.print("not proven: a part of a build; merge joins all parts and proves them")
+    else:
+        console.print(
+            f"proven: {proof['dispatches']} dispatches, {proof['calls']} calls, {proof['compiled']} compiles, "
+            f"{proof['payloads']} payloads read by FlyDSL"
+        )
     if result["uncovered"]:
         console.print(f"{result['uncovered']} token counts are served by no row of the tables (inspect lists them)")
     for one in result["left_out"]:

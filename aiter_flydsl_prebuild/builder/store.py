@@ -27,6 +27,7 @@ from typing import Any
 from ..discovery import SUFFIX
 from ..errors import InputError
 from ..pack import Pack, PackError
+from ..sources.base import job_of
 
 VARIABLE = "AITER_FLYDSL_PREBUILD_STORE"
 """Where the store is, a folder or an fsspec URL; ``off`` for none."""
@@ -255,6 +256,15 @@ def statistics(shelf: Shelf) -> Statistics:
         sizes[kind] = sizes.get(kind, 0) + item.size
         oldest = item.used if oldest is None else min(oldest, item.used)
     return Statistics(shelf.where, entries, sizes, oldest)
+
+
+def compile_times(store: Store) -> dict[str, float]:
+    """Seconds that each kernel in a store took to compile, by its job's label."""
+    times: dict[str, float] = {}
+    for item in store.shelf().items():
+        if item.name.startswith("kernels/") and (pack := store.pack(item.name.removesuffix(SUFFIX))) is not None:
+            times |= {job_of(pack, kernel.facts).label: pack.manifest["seconds"] for kernel in pack.kernels}
+    return dict(sorted(times.items()))
 
 
 def collect_garbage(shelf: Shelf, *, keep_seconds: float, keep_bytes: float) -> list[Item]:

@@ -29,7 +29,7 @@ def compile_one_config(kernel_name, cu_num, tile, experts):
     import flydsl.expr as fx
     import torch
 
-    from aiter.ops.flydsl.kernels import launch_bmm, pointer
+    from aiter.ops.flydsl.kernels.preshuffle_gemm import launch_bmm, pointer
 
     os.environ["COMPILE_ONLY"] = "1"
     try:

@@ -5,7 +5,7 @@ import torch
 
 from aiter.jit.utils.chip_info import get_gfx
 
-from .kernels import launch_bmm, pointer
+from .kernels.preshuffle_gemm import launch_bmm, pointer
 
 
 def parse_bmm_kernel_name(name):

@@ -3,7 +3,7 @@ import re
 import flydsl.expr as fx
 import torch
 
-from .kernels import launcher, pointer
+from .kernels.preshuffle_gemm import launcher, pointer
 
 
 def parse_8wave_kernel_name(name):

@@ -1,7 +1,7 @@
 import flydsl.expr as fx
 import torch
 
-from .kernels import launcher, pointer
+from .kernels.preshuffle_gemm import launcher, pointer
 
 PLANES = {torch.bfloat16: 1, torch.float16: 2}
 

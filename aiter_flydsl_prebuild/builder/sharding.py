@@ -1,0 +1,87 @@
+"""One build over several machines: which part compiles what, without any of them talking to another.
+
+Every part makes the same plan, spreads its jobs in the same way, and compiles its own; ``merge`` joins what they made.
+Jobs go longest first to the part that has least to do. How long one takes, its source estimates from the kernel's name,
+the same everywhere; measured seconds are better, and have to be the same file for every part.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..sources.base import Job, Source
+from .digests import digest
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part ``index`` (from 1) of ``of``; ``times`` is a file with measured seconds, None for estimates."""
+
+    index: int
+    of: int
+    times: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.index}of{self.of}"
+
+
+def parse_shard(text: str, times: Path | None = None) -> Shard:
+    """``3/8`` as a shard.
+
+    :raises InputError: it is not of that form.
+    """
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not match or int(match[1]) > int(match[2]):
+        raise InputError(f"--shard {text}: write I/N, as in 3/8, with I from 1 to N")
+    return Shard(int(match[1]), int(match[2]), times)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The jobs of each part, and a digest that is the same for parts that agree on all of them."""
+
+    parts: tuple[tuple[Job, ...], ...]
+    digest: str
+
+
+def assign(jobs: Sequence[Job], of: int, costs: Mapping[Job, float]) -> Assignment:
+    """Spread jobs over ``of`` parts, the longest first, each to the part with the least to do."""
+    parts: list[list[Job]] = [[] for _ in range(of)]
+    loads = [0.0] * of
+    for job in sorted(jobs, key=lambda job: (-costs[job], job.label)):
+        least = loads.index(min(loads))
+        parts[least].append(job)
+        loads[least] += costs[job]
+    return Assignment(tuple(map(tuple, parts)), digest([[job.label for job in part] for part in parts]))
+
+
+def costs_of(jobs: Sequence[Job], source: Source, times: Path | None) -> dict[Job, float]:
+    """What each job takes: seconds as measured, the source's estimate brought to their scale where there are none.
+
+    :raises InputError: the file with the seconds is not one.
+    """
+    known = {} if times is None else read_times(times)
+    estimates = {job: source.cost(job) for job in jobs}
+    measured = [(known[job.label], estimates[job]) for job in jobs if job.label in known]
+    scale = sum(seconds for seconds, _ in measured) / sum(guess for _, guess in measured) if measured else 1.0
+    return {job: known.get(job.label, scale * estimates[job]) for job in jobs}
+
+
+def read_times(path: Path) -> dict[str, float]:
+    """Seconds by label, from what ``build --json`` or ``store times`` wrote.
+
+    :raises InputError: it is not of that form.
+    """
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))["seconds_of"]
+        return {str(label): float(seconds) for label, seconds in found.items()}
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: holds no seconds; take what build --json or store times wrote") from error

@@ -1,0 +1,296 @@
+"""The kernel store, with real builds by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiter_flydsl_prebuild.builder import store
+from aiter_flydsl_prebuild.errors import InputError
+from aiter_flydsl_prebuild.sources.aiter import code, installed
+from aiter_flydsl_prebuild.sources.aiter.ops import OPS, PerToken
+from conftest import HERE, flydsl_environment, prebuild, run_python
+
+BUILD = ("build", "--tokens", "1..1", "--json")
+KERNELS = 18
+
+
+def build(where: Path | str, out: Path, *more: str) -> dict[str, Any]:
+    done = prebuild(*BUILD, "--store", str(where), "--out", str(out), *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def kernels(folder: Path) -> list[Path]:
+    return sorted((folder / "kernels").rglob("*.fkpack"))
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A store that one build has filled, and what that build said."""
+    folder = tmp_path_factory.mktemp("filled")
+    return folder / "store", build(folder / "store", folder / "dist")
+
+
+@pytest.fixture
+def copied(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(filled[0], tmp_path / "store"))
+
+
+def same_wheel(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return Path(one["wheel"]).read_bytes() == Path(other["wheel"]).read_bytes()
+
+
+def test_an_unchanged_build_compiles_and_proves_nothing_again(
+    filled: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    where, first = filled
+    assert (first["compiled"], first["reused"], first["warnings"]) == (KERNELS, 0, [])
+    again = build(where, tmp_path / "dist")
+    assert (again["compiled"], again["reused"]) == (0, KERNELS)
+    assert again["proof"] == first["proof"]  # its seconds, too
+    assert again["seconds_of"] == first["seconds_of"]
+    assert set(first["seconds_of"].values()) != {0.0}
+    assert same_wheel(first, again)
+
+
+def test_without_a_store_everything_is_compiled(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    again = build("off", tmp_path / "dist", "--workers", "1")
+    assert (again["compiled"], again["reused"]) == (KERNELS, 0)
+    assert same_wheel(filled[1], again)
+    assert prebuild("store", "stats", "--store", "off").returncode == 2
+
+
+def test_a_build_that_was_killed_goes_on(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    where = tmp_path / "store"
+    command = [sys.executable, "-m", "aiter_flydsl_prebuild", *BUILD, "--store", str(where), "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
+    deadline = time.monotonic() + 120
+    while len(kernels(where)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = len(kernels(where))
+    assert 3 <= kept < KERNELS
+    again = build(where, tmp_path / "dist")
+    assert (again["compiled"], again["reused"]) == (KERNELS - kept, kept)
+    assert same_wheel(filled[1], again)
+
+
+def test_damaged_entries_are_made_again_and_reported(
+    filled: tuple[Path, dict[str, Any]], copied: Path, tmp_path: Path
+) -> None:
+    flipped, cut, empty = kernels(copied)[:3]
+    data = bytearray(flipped.read_bytes())
+    data[-5] ^= 1
+    flipped.write_bytes(data)
+    cut.write_bytes(cut.read_bytes()[:-7])
+    empty.write_bytes(b"")
+    again = build(copied, tmp_path / "dist")
+    assert (again["compiled"], again["reused"]) == (3, KERNELS - 3)
+    assert [[path.name in line for line in again["warnings"]].count(True) for path in (flipped, cut, empty)] == [
+        1,
+        1,
+        1,
+    ]
+    assert same_wheel(filled[1], again)
+    assert build(copied, tmp_path / "dist")["warnings"] == []
+
+
+def test_a_store_that_cannot_be_used_costs_a_warning(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    again = build(tmp_path / "file" / "store", tmp_path / "dist")
+    (warning,) = again["warnings"]
+    assert "Not a directory" in warning
+    assert "building on without it" in warning
+    assert same_wheel(filled[1], again)
+
+
+def test_a_store_that_is_full(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "none", full], check=False).returncode:
+        pytest.skip("mounting takes root")
+    try:
+        again = build(full, tmp_path / "dist")
+        assert ["No space left on device" in warning for warning in again["warnings"]] == [True]
+        assert same_wheel(filled[1], again)
+        assert not list(full.rglob(".*")), "a part of an entry was left"
+    finally:
+        subprocess.run(["umount", full], check=True)
+
+
+def test_two_builds_into_one_store_at_once(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    where = tmp_path / "store"
+    outs = [tmp_path / "one", tmp_path / "two"]
+    command = [sys.executable, "-m", "aiter_flydsl_prebuild", *BUILD, "--workers", "1", "--store", str(where), "--out"]
+    both = [subprocess.Popen([*command, str(out)], stdout=subprocess.PIPE, cwd="/") for out in outs]
+    for process in both:
+        said, _ = process.communicate(timeout=240)
+        assert process.returncode == 0
+        assert same_wheel(filled[1], json.loads(said))
+    assert len(kernels(where)) == KERNELS
+
+
+def test_a_store_by_url(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'remote'}"
+    first = build(url, tmp_path / "dist")
+    again = build(url, tmp_path / "dist")
+    assert [(one["compiled"], one["reused"]) for one in (first, again)] == [(KERNELS, 0), (0, KERNELS)]
+    assert same_wheel(filled[1], again)
+    stats = json.loads(prebuild("store", "stats", "--store", url, "--json").stdout)
+    assert stats["entries"] == {"kernels": KERNELS, "memos": 1, "packs": 1}
+    unknown = prebuild(*BUILD, "--store", "nosuch://place", "--out", str(tmp_path))
+    assert unknown.returncode == 2
+    assert "nosuch://place: is no store" in unknown.stderr
+
+
+def test_garbage_goes_by_age_and_by_size(copied: Path) -> None:
+    old = kernels(copied)[:4]
+    for path in old:
+        os.utime(path, (0, 0))
+    removed = json.loads(prebuild("store", "gc", "--store", str(copied), "--days", "1", "--json").stdout)
+    assert removed["removed"] == 4
+    assert not any(path.exists() for path in old)
+    prebuild("store", "gc", "--store", str(copied), "--max-size", "10kB")
+    assert sum(path.stat().st_size for path in copied.rglob("*") if path.is_file()) <= 10_000
+    assert prebuild("store", "gc", "--max-size", "big").returncode == 2
+
+
+def test_a_memo_is_asked_once(tmp_path: Path) -> None:
+    asked = []
+
+    def ask() -> Any:
+        asked.append(1)
+        return {"answer": len(asked)}
+
+    kept = store.open_store(str(tmp_path))
+    assert [kept.remember("key", ask) for _ in range(3)] == [{"answer": 1}] * 3
+    (tmp_path / "memos" / "key.json").write_text("{")
+    assert kept.remember("key", ask) == {"answer": 2}
+    assert "damaged" in kept.warnings[0]
+    assert store.open_store("off").remember("key", ask) == {"answer": 3}
+
+
+def test_the_users_own_store_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(store.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert store.open_store().where == str(tmp_path / "aiter-flydsl-prebuild" / "store")
+    monkeypatch.setenv(store.VARIABLE, "off")
+    assert store.open_store().where is None
+    with pytest.raises(InputError):
+        store.open_store().shelf()
+
+
+# ---- what a kernel of AITER depends on -------------------------------------------------------------------------------
+
+STANDIN = HERE / "standin_aiter"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(STANDIN, tmp_path / "aiter-checkout"))
+
+
+def test_touching_one_family_compiles_that_family_alone(checkout: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    select = ("--source", "aiter", "--tokens", "1..64", "--models", "none", "--store", str(tmp_path / "store"))
+
+    def counts() -> tuple[int, int]:
+        done = prebuild("build", *select, "--out", tmp_path, "--json", environment=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout)
+        return found["compiled"], found["reused"]
+
+    total, _ = counts()
+    assert counts() == (0, total)
+    module = checkout / "aiter" / "ops" / "flydsl" / "batched_gemm_a8w8_gfx950.py"
+    module.write_text(module.read_text() + "# touched\n")
+    compiled, reused = counts()
+    assert 0 < compiled < total
+    assert compiled + reused == total
+    (checkout / "aiter" / "ops" / "gemm_op_a8w8.py").write_text(
+        (checkout / "aiter" / "ops" / "gemm_op_a8w8.py").read_text() + "# passed by every call\n"
+    )
+    assert counts() == (total, 0)
+
+
+def test_imports_are_followed_below_the_folder_of_kernels(tmp_path: Path) -> None:
+    package = tmp_path / "aiter"
+    texts = {
+        "ops/wrapper.py": "import aiter.ops.flydsl.other",
+        "ops/flydsl/main.py": "def late():\n    from .kernels import one\n    from . import helper\n",
+        "ops/flydsl/helper.py": "import aiter.ops.flydsl.kernels.two, torch, aiter.ops.wrapper",
+        "ops/flydsl/other.py": "",
+        "ops/flydsl/__init__.py": "from . import other",
+        "ops/flydsl/kernels/__init__.py": "",
+        "ops/flydsl/kernels/one.py": "from ..helper import name\nfrom aiter.jit import core",
+        "ops/flydsl/kernels/two.py": "",
+        "jit/core.py": "",
+    }
+    for name, text in texts.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    found = code.files(package, ("ops/wrapper.py", "ops/gone.py"), ("ops/flydsl/main.py",))
+    kept = {path.relative_to(package).as_posix() for path in found}
+    assert {"ops/wrapper.py", "ops/flydsl/main.py", "ops/flydsl/helper.py"} <= kept
+    assert {"ops/flydsl/kernels/one.py", "ops/flydsl/kernels/two.py", "ops/flydsl/kernels/__init__.py"} <= kept
+    assert "jit/core.py" not in kept
+
+
+# Compiles one kernel of each family and prints which of AITER's files were executed for it, beyond imports.
+TRACE = """
+import json, sys
+from pathlib import Path
+from aiter_flydsl_prebuild.builder.planning import plan_source
+from aiter_flydsl_prebuild.sources import load_source
+from aiter_flydsl_prebuild.sources.aiter import code, installed
+from aiter_flydsl_prebuild.sources.aiter.ops import OPS
+from aiter_flydsl_prebuild.sources.base import Options
+source = load_source("aiter", Options(models=("none",)))
+package = installed.find().package
+families = {}
+for job in plan_source(source, arch="gfx950", cu_num=(), tokens=(1, 4096)).jobs:
+    op = OPS[job.shape.op]
+    families.setdefault((op.passed, op.kernel_files(job.name)), []).append(job)
+found = {}
+for (passed, kernels), (first, *more) in families.items():
+    source.compile(first)  # imports what it needs
+    executed = set()
+    sys.settrace(lambda frame, event, argument: executed.add(frame.f_code.co_filename))
+    source.compile((more or [first])[0])
+    sys.settrace(None)
+    declared = {str(path) for path in code.files(package, passed, kernels)}
+    ours = {name for name in executed if name.startswith(str(package / "ops"))}
+    found[first.name] = [sorted(ours - declared), len(ours)]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("where", ["stand-in", "AITER_SOURCE"])
+def test_no_undeclared_file_of_aiter_has_a_say(where: str, toolchain: Any, tmp_path: Path) -> None:
+    if where == "AITER_SOURCE" and where not in os.environ:
+        pytest.skip("AITER_SOURCE does not name a checkout of AITER")
+    source = os.environ.get("AITER_SOURCE", "") if where == "AITER_SOURCE" else str(STANDIN)
+    done = run_python(["-c", TRACE], flydsl_environment(toolchain, tmp_path / "cache", PYTHONPATH=source))
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found
+    assert all(undeclared == [] and executed for undeclared, executed in found.values()), found
+
+
+def test_every_op_declares_its_files() -> None:
+    aiter = installed.Installed(STANDIN / "aiter")
+    for op in OPS.values():
+        names = ("kernel", PerToken.eight_waves)
+        assert all(code.files(aiter.package, op.passed, op.kernel_files(name)) for name in names)
