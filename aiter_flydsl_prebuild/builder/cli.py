@@ -100,6 +100,7 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     )
     command.add_argument("--keep-going", action="store_true", help="make a wheel without the kernels that failed")
     _store(command, "off for none; ")
+    command.add_argument("--scheduler", metavar="ADDRESS", help="compile on a Dask cluster, as in tcp://host:8786")
     command.add_argument("--shard", metavar="I/N", help="build part I of N alone, a pack for merge")
     command.add_argument(
         "--shard-times",
@@ -283,6 +284,7 @@ def _build(options: argparse.Namespace) -> int:
     from .pipeline import BuildRequest, build_pack
     from .progress import Progress
     from .reach import parse_tokens
+    from .remote import dask_executor
     from .sharding import parse_shard
     from .wheel import build_wheel, check_epoch
 
@@ -300,8 +302,12 @@ def _build(options: argparse.Namespace) -> int:
         shard=parse_shard(options.shard, options.shard_times) if options.shard else None,
     )
     check_epoch()
-    with _output_folder(options.out) as out, tempfile.TemporaryDirectory(prefix="afp-pack-") as name:
-        built = build_pack(request, out if request.shard else Path(name), Progress)
+    with (
+        _output_folder(options.out) as out,
+        tempfile.TemporaryDirectory(prefix="afp-pack-") as name,
+        dask_executor(options.scheduler) if options.scheduler else contextlib.nullcontext() as executor,
+    ):
+        built = build_pack(request, out if request.shard else Path(name), Progress, executor)
         made = built.path if request.shard else build_wheel(built.path, out)
         size = made.stat().st_size
     result = {

@@ -25,6 +25,7 @@ from .sharding import Shard
 # zstd: the strongest level below "ultra", and a window that spans the whole stream, since kernels of one family share
 # most of their text (410 kernels: a sixth of what compressing them one by one gives).
 LEVEL = 19
+_QUICK = 3
 _WINDOW_LOG = 27
 
 
@@ -125,6 +126,13 @@ def compress(data: bytes, level: int = LEVEL) -> bytes:
     return bytes(module.compress(data, options=options))
 
 
+def encode_kernel(compiled: Compiled, flydsl: FlyDSL, about: dict[str, Any]) -> bytes:
+    """A pack of one kernel, quickly: for the store, and between machines. ``about`` is as for :func:`make_manifest`."""
+    options = compiled.job.options.to_json()
+    described = {"source": {"name": compiled.job.source}, "plan": {"options": options}, "seconds": compiled.seconds}
+    return encode_pack(*make_manifest(compiled.job.arch, flydsl, [compiled], [], {**described, **about}), level=_QUICK)
+
+
 def unpacked(pack: Pack) -> Iterator[Compiled]:
     """The kernels of a pack as their compiles gave them: what :func:`make_manifest` takes.
 
@@ -141,7 +149,9 @@ def unpacked(pack: Pack) -> Iterator[Compiled]:
             )
             for entry in kernel.facts["entries"]
         )
-        yield Compiled(job_of(pack, kernel.facts), entries, kernel.bitcode)
+        # Packs of one kernel tell what it took to compile.
+        seconds = float(pack.manifest.get("seconds", 0.0))
+        yield Compiled(job_of(pack, kernel.facts), entries, kernel.bitcode, seconds)
 
 
 def _order(job: Job) -> tuple[Any, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +22,16 @@ from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, ma
 from .digests import compiling_code, digest, own_code
 from .keys import KernelKeys
 from .machine import default_workers
-from .packing import LEVEL, encode_pack, make_manifest, pack_name, unpacked, write_pack
+from .packing import LEVEL, encode_kernel, encode_pack, make_manifest, pack_name, unpacked, write_pack
 from .planning import Plan, plan_source
 from .pool import Outcome, run_jobs
 from .progress import Progress
 from .proof import Proof, Subject, judge, prove
 from .reach import Range, to_json
+from .remote import Batch, run_batches
 from .sharding import Shard, assign, costs_of
 from .store import Store, open_store
 from .toolchain import Toolchain, find_toolchain, scrubbed_environment
-
-_QUICK = 3
-"""The level of zstd for single kernels in the store."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,13 @@ def make_plan(request: BuildRequest, store: Store) -> Plan:
     return plan
 
 
-def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Progress]) -> BuiltPack:
+def build_pack(
+    request: BuildRequest, folder: Path, progress: Callable[[int], Progress], executor: Executor | None = None
+) -> BuiltPack:
     """Build and prove one pack in ``folder``; nothing is left there unless it is good.
 
     :param progress: makes the display for a number of kernels.
+    :param executor: compiles in place of this machine's own workers (:mod:`.remote`).
     :raises CheckError: kernels failed (all are listed), or the proof did.
     """
     started = time.perf_counter()
@@ -108,13 +111,20 @@ def build_pack(request: BuildRequest, folder: Path, progress: Callable[[int], Pr
         jobs, about["shard"] = _part(plan, request.shard)
     keys = KernelKeys(plan.source, flydsl, toolchain)
     recalled = dict(_recall(jobs, keys, store))
-    outcomes = compile_jobs(
-        tuple(job for job in jobs if job not in recalled),
-        request,
-        toolchain,
-        progress,
-        lambda compiled: _keep(compiled, about, keys, flydsl, store),
-    )
+    left = tuple(job for job in jobs if job not in recalled)
+    with progress(len(left)) if left else contextlib.nullcontext() as display:
+
+        def arrived(outcome: Outcome[Task, Compiled]) -> None:
+            # At once: a build that is stopped goes on from what is there.
+            if outcome.result is not None:
+                _keep(outcome.result, about, keys, flydsl, store)
+            if display is not None:
+                display.advance(outcome.ok, outcome.job.job.label)
+
+        if executor is None:
+            outcomes = compile_jobs(left, request, toolchain, arrived)
+        else:
+            outcomes = _compile_elsewhere(left, request, toolchain, flydsl, plan.source, executor, arrived)
     compile_seconds = time.perf_counter() - started
     failed = [(o.job.job, _reason(o)) for o in outcomes if not o.ok]
     if failed and (not request.keep_going or len(failed) == len(jobs)):
@@ -162,16 +172,14 @@ def _recall(jobs: tuple[Job, ...], keys: KernelKeys, store: Store) -> Iterator[t
             if (pack := store.pack(name)) is not None:
                 (kernel,) = unpacked(pack)
                 # The same kernel may serve other token counts than when it was made.
-                yield job, replace(kernel, job=job, seconds=float(pack.manifest.get("seconds", 0.0)))
+                yield job, replace(kernel, job=job)
                 break
 
 
 def _keep(compiled: Compiled, about: dict[str, Any], keys: KernelKeys, flydsl: FlyDSL, store: Store) -> None:
     """Put a kernel into the store, as a pack of one; what describes the build is not part of it."""
-    plan = {"options": about["plan"]["options"]}
-    described = {"source": about["source"], "toolchain": about["toolchain"], "plan": plan, "seconds": compiled.seconds}
-    parts = make_manifest(compiled.job.arch, flydsl, [compiled], [], described)
-    store.keep_pack(keys.name(compiled.job, compiled.bitcode), encode_pack(*parts, level=_QUICK))
+    described = {"source": about["source"], "toolchain": about["toolchain"]}
+    store.keep_pack(keys.name(compiled.job, compiled.bitcode), encode_kernel(compiled, flydsl, described))
 
 
 def _encoded(manifest: dict[str, Any], payloads: list[bytes], store: Store) -> bytes:
@@ -220,18 +228,12 @@ def compile_jobs(
     jobs: tuple[Job, ...],
     request: BuildRequest,
     toolchain: Toolchain,
-    progress: Callable[[int], Progress],
-    keep: Callable[[Compiled], None],
+    on_event: Callable[[Outcome[Task, Compiled]], None],
 ) -> list[Outcome[Task, Compiled]]:
-    """Compile every job in a pool of workers that start from a scrubbed environment.
-
-    :param keep: gets each kernel as soon as it is there: a build that is stopped goes on from it.
-    """
-    if not jobs:
-        return []
+    """Compile every job in a pool of workers that start from a scrubbed environment."""
     bitcode_root = toolchain.rocm_root_with_bitcode()
     tasks = [make_task(job, toolchain, bitcode_root) for job in jobs]
-    with tempfile.TemporaryDirectory(prefix="afp-build-") as folder, progress(len(tasks)) as display:
+    with tempfile.TemporaryDirectory(prefix="afp-build-") as folder:
         environment = scrubbed_environment(
             os.environ, rocm_root=toolchain.rocm_root, arch=request.arch, cache_dir=Path(folder, "unused")
         )
@@ -239,20 +241,30 @@ def compile_jobs(
         environment["TMPDIR"] = folder
         # FlyDSL: compile and write the cache entry, do not launch.
         environment["COMPILE_ONLY"] = "1"
-
-        def arrived(outcome: Outcome[Task, Compiled]) -> None:
-            if outcome.result is not None:
-                keep(outcome.result)
-            display.advance(outcome.ok, outcome.job.job.label)
-
         return run_jobs(
             tasks,
             compile_task,
             workers=request.workers or default_workers(),
             timeout=request.timeout,
             environment=environment,
-            on_event=arrived,
+            on_event=on_event,
         )
+
+
+def _compile_elsewhere(
+    jobs: tuple[Job, ...],
+    request: BuildRequest,
+    toolchain: Toolchain,
+    flydsl: FlyDSL,
+    source: Source,
+    executor: Executor,
+    on_event: Callable[[Outcome[Task, Compiled]], None],
+) -> list[Outcome[Task, Compiled]]:
+    about = Batch((), request.timeout, flydsl, toolchain.linker_version, source.watched())
+    tasks = {job: make_task(job, toolchain, None) for job in jobs}
+    return run_batches(
+        jobs, executor, about=about, costs=source.cost, on_event=on_event, task_of=lambda job: tasks[job]
+    )
 
 
 def describe(request: BuildRequest, plan: Plan, toolchain: Toolchain) -> dict[str, Any]:

@@ -1,0 +1,238 @@
+"""Compiling on other machines, through any ``concurrent.futures.Executor``: Dask's, a process pool's, a cluster's own.
+
+What an executor runs is :func:`compile_batch`: some jobs, compiled there as they are here, in a process of their own
+with a scrubbed environment, a time limit for each, and deaths that end one kernel and nothing else. What comes back are
+packs of one kernel each, which are checked as any pack is. The machine must have this project, the same FlyDSL and the
+same source; it finds its own linker, which has to be of the same version.
+
+A batch amortises the seconds that a process needs for importing torch and FlyDSL. One that is lost with its machine is
+given out again, job by job.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckError, InputError, PrebuildError
+from ..pack import Pack
+from ..sources import load_source
+from ..sources.base import Job
+from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
+from .packing import encode_kernel, unpacked
+from .pool import Kind, Outcome, run_jobs
+from .toolchain import find_toolchain, scrubbed_environment
+
+BATCHES = 16
+"""Into how many batches a build's jobs are cut: some for each machine, so that a slow one does not hold up the rest."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Jobs of one source for one arch; ``timeout`` is in seconds for one kernel. The rest must be the same there."""
+
+    jobs: tuple[Job, ...]
+    timeout: float
+    flydsl: FlyDSL
+    linker: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one job: a pack of its kernel, or why there is none (as :class:`.pool.Outcome`)."""
+
+    kind: Kind
+    pack: bytes | None
+    error: str | None
+    seconds: float
+    attempts: int
+    log: str
+
+
+def compile_batch(batch: Batch) -> list[Answer]:
+    """Compile a batch on this machine; answers in the order of its jobs.
+
+    In a process of its own: an executor's workers may be threads, and may not be allowed to have children.
+
+    :raises CheckError: this machine is not like the one that planned; the message says in what.
+    """
+    command = [sys.executable, "-m", f"{__package__}.remote"]
+    run = subprocess.run(command, input=pickle.dumps((os.getpid(), batch)), capture_output=True, check=False)
+    if run.returncode:
+        said = run.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise CheckError(f"{os.uname().nodename}: {said[-1]}")
+    answers: list[Answer] = pickle.loads(run.stdout)
+    return answers
+
+
+def run_batches(
+    jobs: Sequence[Job],
+    executor: Executor,
+    *,
+    about: Batch,
+    costs: Callable[[Job], float],
+    on_event: Callable[[Outcome[Task, Compiled]], None],
+    task_of: Callable[[Job], Task],
+) -> list[Outcome[Task, Compiled]]:
+    """Compile jobs through an executor; outcomes in the order of the jobs.
+
+    :param about: a batch without jobs.
+    :raises CheckError: a machine of the executor is not like this one.
+    """
+    outcomes: dict[Job, Outcome[Task, Compiled]] = {}
+    waiting: dict[Future[list[Answer]], tuple[Job, ...]] = {}
+
+    def submit(batch: tuple[Job, ...]) -> None:
+        try:
+            waiting[executor.submit(compile_batch, _with_jobs(about, batch))] = batch
+        except Exception as error:  # A pool whose worker died takes nothing more.
+            lose(batch, error)
+
+    def lose(batch: tuple[Job, ...], error: BaseException) -> None:
+        for job in batch:
+            settle(job, Answer("died", None, f"its machine was lost: {_said(error)}", 0.0, 2, ""))
+
+    def settle(job: Job, answer: Answer) -> None:
+        result = None
+        if answer.pack is not None:
+            (result,) = unpacked(Pack(f"{job.label} from {type(executor).__name__}", answer.pack))
+        outcomes[job] = Outcome(
+            task_of(job), answer.kind, result, answer.error, answer.seconds, answer.attempts, answer.log
+        )
+        on_event(outcomes[job])
+
+    try:
+        for batch in batches(jobs, costs):
+            submit(batch)
+        while waiting:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                batch = waiting.pop(future)
+                try:
+                    answers = future.result()
+                except PrebuildError:
+                    raise
+                except Exception as error:
+                    if len(batch) == 1:
+                        lose(batch, error)
+                    for job in batch if len(batch) > 1 else ():
+                        submit((job,))
+                    continue
+                for job, answer in zip(batch, answers, strict=True):
+                    settle(job, answer)
+    finally:
+        for future in waiting:
+            future.cancel()
+    return [outcomes[job] for job in jobs]
+
+
+def batches(jobs: Sequence[Job], costs: Callable[[Job], float], count: int = BATCHES) -> Iterator[tuple[Job, ...]]:
+    """Jobs in batches that take about as long as each other, the longest jobs first."""
+    ordered = sorted(jobs, key=lambda job: (-costs(job), job.label))
+    share = sum(map(costs, ordered)) / count
+    batch: list[Job] = []
+    load = 0.0
+    for job in ordered:
+        batch.append(job)
+        load += costs(job)
+        if load >= share:
+            yield tuple(batch)
+            batch, load = [], 0.0
+    if batch:
+        yield tuple(batch)
+
+
+def _with_jobs(about: Batch, jobs: tuple[Job, ...]) -> Batch:
+    return Batch(jobs, about.timeout, about.flydsl, about.linker, about.code)
+
+
+def _said(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def dask_executor(address: str) -> Iterator[Executor]:
+    """The executor of a Dask cluster, by the address of its scheduler.
+
+    :raises InputError: Dask is not installed, or no scheduler answers.
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise InputError("--scheduler needs Dask: pip install 'aiter-flydsl-prebuild[dask]'") from None
+    try:
+        client = Client(address, timeout="10s", set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise InputError(f"{address}: no Dask scheduler answers: {_said(error)}") from error
+    with client:
+        yield client.get_executor(pure=False, retries=2)
+
+
+# ---- the machine's side ----------------------------------------------------------------------------------------------
+
+
+def _compile_here(batch: Batch) -> list[Answer]:
+    here, toolchain = building_flydsl(), find_toolchain()
+    source = load_source(batch.jobs[0].source, batch.jobs[0].options)
+    for what, there, mine in (
+        ("FlyDSL", (batch.flydsl.version, batch.flydsl.identities), (here.version, here.identities)),
+        ("linker", batch.linker, toolchain.linker_version),
+        (f"source {source.name}", batch.code, source.watched()),
+    ):
+        if there != mine:
+            raise CheckError(f"this machine's {what} is not the one that the build was planned with")
+    bitcode_root = toolchain.rocm_root_with_bitcode()
+    with tempfile.TemporaryDirectory(prefix="afp-batch-") as folder:
+        environment = scrubbed_environment(
+            os.environ, rocm_root=toolchain.rocm_root, arch=batch.jobs[0].arch, cache_dir=Path(folder, "unused")
+        )
+        environment |= {"TMPDIR": folder, "COMPILE_ONLY": "1"}
+        tasks = [make_task(job, toolchain, bitcode_root) for job in batch.jobs]
+        outcomes = run_jobs(tasks, compile_task, workers=1, timeout=batch.timeout, environment=environment)
+    return [
+        Answer(
+            outcome.kind,
+            None if outcome.result is None else encode_kernel(outcome.result, here, {}),
+            outcome.error,
+            outcome.seconds,
+            outcome.attempts,
+            outcome.log,
+        )
+        for outcome in outcomes
+    ]
+
+
+def main() -> int:
+    """Take a batch from standard input, give its answers to standard output."""
+    from .processes import die_with_parent
+
+    sent: tuple[int, Any] = pickle.load(sys.stdin.buffer)
+    parent, batch = sent
+    die_with_parent(parent)
+    # What a compile prints must not be taken for an answer.
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        answers = _compile_here(batch)
+    except PrebuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    with open(answer, "wb") as file:
+        pickle.dump(answers, file)
+    return 0
+
+
+if __name__ == "__main__":
+    # Under its own name, so that both sides mean the same classes.
+    from aiter_flydsl_prebuild.builder.remote import main as run
+
+    sys.exit(run())
