@@ -96,13 +96,25 @@ class build_flydsl_kernels(Command):
 
     def _build(self, config: HookConfig, folder: Path) -> Path:
         # The build half is heavy, and most commands of a build never come here.
+        from aiter_flydsl_prebuild.builder.gates import Gates, parse_size
         from aiter_flydsl_prebuild.builder.pipeline import BuildRequest, build_pack
         from aiter_flydsl_prebuild.builder.progress import Progress
         from aiter_flydsl_prebuild.builder.reach import parse_tokens
         from aiter_flydsl_prebuild.sources.base import Options
 
-        options = Options(config.kinds, config.dtypes, config.models)
-        request = BuildRequest(config.source, config.arch, parse_tokens(config.tokens), config.cu_num, options=options)
+        gates = Gates(
+            max_size=parse_size(config.max_size) if config.max_size else None,
+            max_spills=config.max_spills,
+            coverage=parse_tokens(config.require_coverage) if config.require_coverage else None,
+        )
+        request = BuildRequest(
+            source=config.source,
+            arch=config.arch,
+            tokens=parse_tokens(config.tokens),
+            cu_num=config.cu_num,
+            options=Options(config.kinds, config.dtypes, config.models),
+            gates=gates,
+        )
         with _import_path(str(config.source_path.resolve())):
             built = build_pack(request, folder, Progress)
         self.announce(f"{built.kernels} FlyDSL kernels, {built.bytes} bytes, proven in {built.seconds:.0f} s", level=2)

@@ -22,9 +22,9 @@ class HookConfig:
     Where it is not ``enabled``, nothing is built, and kernels of an earlier build are taken out of the build folder.
     ``package`` is the package of the project that the pack goes into (its ``flydsl_kernels`` folder). ``pack`` names a
     finished pack; without it one is built from ``source`` for ``arch`` and ``tokens``, ``kinds``, ``dtypes`` and
-    ``models``, with ``source_path`` in front of the import path. ``loader`` makes this project a requirement of the
-    wheel. ``optional`` lets the wheel be built without kernels where they cannot be made; ``editable`` builds them for
-    editable installs too.
+    ``models``, with ``source_path`` in front of the import path, and must pass the gates ``max_size`` (of the pack),
+    ``max_spills`` and ``require_coverage``. ``loader`` makes this project a requirement of the wheel. ``optional`` lets
+    the wheel be built without kernels where they cannot be made; ``editable`` builds them for editable installs too.
     """
 
     enabled: bool
@@ -37,6 +37,9 @@ class HookConfig:
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...]
     models: tuple[str, ...]
+    max_size: str
+    max_spills: int | None
+    require_coverage: str
     source_path: Path
     loader: bool
     optional: bool
@@ -55,6 +58,9 @@ _KEYS: dict[str, tuple[type, Any]] = {
     "kinds": (list, []),
     "dtypes": (list, []),
     "models": (list, []),
+    "max-size": (str, ""),
+    "max-spills": (int, -1),
+    "require-coverage": (str, ""),
     "source-path": (str, "."),
     "loader": (bool, True),
     "optional": (bool, False),
@@ -113,6 +119,9 @@ def read_config(project: Path, environ: Mapping[str, str] = os.environ) -> HookC
         kinds=tuple(values["kinds"]),
         dtypes=tuple(values["dtypes"]),
         models=tuple(values["models"]),
+        max_size=values["max-size"],
+        max_spills=None if values["max-spills"] < 0 else values["max-spills"],
+        require_coverage=values["require-coverage"],
         source_path=project / values["source-path"],
         loader=values["loader"],
         optional=values["optional"],

@@ -6,10 +6,12 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from aiter_flydsl_prebuild import flydsl_cache as cache
+from aiter_flydsl_prebuild.builder.codeobject import CodeFacts
 from aiter_flydsl_prebuild.builder.compiling import Compiled, CompiledEntry, FlyDSL
 from aiter_flydsl_prebuild.builder.packing import compress, encode_pack, make_manifest, write_pack
 from aiter_flydsl_prebuild.builder.tables import Shape
@@ -51,6 +53,28 @@ def make_compiled(
     paths = ((interpreter_abi(), path),) if path else ()
     entry = CompiledEntry(artifact, paths, cache.Entry(text, dict(FIELDS)), ())
     return Compiled(make_job(name), (entry,), bitcode)
+
+
+CODE = CodeFacts(
+    symbol="gemm_0",
+    vgpr=128,
+    agpr=0,
+    sgpr=40,
+    lds=1024,
+    scratch=0,
+    vgpr_spills=0,
+    sgpr_spills=0,
+    workgroup=256,
+    wavefront=64,
+    code_object_bytes=4096,
+    code_object_sha256="a" * 64,
+)
+
+
+def make_described(name: str, text: str = "module {}", key: str | None = None, **code: Any) -> Compiled:
+    """A compiled kernel with facts of its code object."""
+    made = make_compiled(name, text, key)
+    return replace(made, entries=tuple(replace(entry, code=(replace(CODE, **code),)) for entry in made.entries))
 
 
 def flydsl_here(**changes: Any) -> FlyDSL:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,9 @@ from ..errors import CheckError, InputError, PrebuildError
 from .processes import terminated_cleanly
 
 if TYPE_CHECKING:
+    from ..pack import Pack
     from ..sources.base import Job, LeftOut, Options
+    from .gates import Gates
 
 # What the extra "build" brings, and what goes with it, by the names under which they are imported.
 _BUILD_MODULES = ("elftools", "flydsl", "msgpack", "numpy", "pebble", "rich", "setuptools", "tomli", "torch")
@@ -100,6 +101,7 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     )
     command.add_argument("--keep-going", action="store_true", help="make a wheel without the kernels that failed")
     _store(command, "off for none; ")
+    _gates(command)
     command.add_argument("--scheduler", metavar="ADDRESS", help="compile on a Dask cluster, as in tcp://host:8786")
     command.add_argument("--shard", metavar="I/N", help="build part I of N alone, a pack for merge")
     command.add_argument(
@@ -124,6 +126,15 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     command.add_argument("--source", metavar="NAME", help="a source outside this project whose code may be run")
     command.add_argument("--no-proof", action="store_true", help="do not prove what parts of a build make up")
     command.add_argument("--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where the wheel goes")
+
+    command = _add(commands, "diff", _diff, "what is different between two wheels or packs, kernel by kernel")
+    command.add_argument("old", type=Path, help="a wheel or a pack")
+    command.add_argument("new", type=Path, help="a wheel or a pack")
+    command.add_argument("--exit-code", action="store_true", help="end with status 1 where kernels differ")
+
+    command = _add(commands, "check", _check, "hold a finished wheel against the gates of build")
+    command.add_argument("wheel", type=Path, help="a wheel or a pack")
+    _gates(command)
 
     command = _add(commands, "inspect", _inspect, "what is in a wheel or a pack")
     command.add_argument("wheel", nargs="?", type=Path, help="a wheel or a pack (default: what is installed)")
@@ -173,6 +184,34 @@ def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentPars
     return command
 
 
+def _gates(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("gates, which the wheel must pass")
+    group.add_argument("--max-size", type=_size, metavar="SIZE", help="of the wheel, as in 20MB")
+    group.add_argument("--max-spills", type=_whole, metavar="N", help="registers that a kernel may spill")
+    group.add_argument(
+        "--require-coverage", metavar="FIRST..LAST", help="token counts that every shape must be served for"
+    )
+    group.add_argument(
+        "--known-bad",
+        nargs="+",
+        default=[],
+        metavar="WHAT==VERSION",
+        help="compilers that no kernel may come from: flydsl, linker",
+    )
+
+
+def _asked_gates(options: argparse.Namespace) -> Gates:
+    from .gates import Gates, parse_known_bad
+    from .reach import parse_tokens
+
+    return Gates(
+        max_size=options.max_size,
+        max_spills=options.max_spills,
+        coverage=parse_tokens(options.require_coverage) if options.require_coverage else None,
+        known_bad=tuple(map(parse_known_bad, options.known_bad)),
+    )
+
+
 def _store(command: argparse.ArgumentParser, more: str = "") -> None:
     from .store import VARIABLE, default_folder
 
@@ -217,6 +256,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -227,12 +272,13 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _size(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?i?B)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500kB, 20MB or 2GiB")
-    unit = match[2]
-    return float(match[1]) * float((1024 if "i" in unit else 1000) ** "BkMGT".index(unit[0]))
+def _size(text: str) -> int:
+    from .gates import parse_size
+
+    try:
+        return parse_size(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _print_json(value: Any) -> None:
@@ -281,6 +327,7 @@ def _asked(options: argparse.Namespace) -> Options:
 
 def _build(options: argparse.Namespace) -> int:
     from . import show
+    from .gates import refusal
     from .pipeline import BuildRequest, build_pack
     from .progress import Progress
     from .reach import parse_tokens
@@ -300,7 +347,13 @@ def _build(options: argparse.Namespace) -> int:
         options=_asked(options),
         store=options.store,
         shard=parse_shard(options.shard, options.shard_times) if options.shard else None,
+        gates=_asked_gates(options),
     )
+
+    def accept(wheel: Path) -> None:
+        if wrong := request.gates.check([], wheel.stat().st_size):
+            raise CheckError(refusal(wrong))
+
     check_epoch()
     with (
         _output_folder(options.out) as out,
@@ -308,7 +361,7 @@ def _build(options: argparse.Namespace) -> int:
         dask_executor(options.scheduler) if options.scheduler else contextlib.nullcontext() as executor,
     ):
         built = build_pack(request, out if request.shard else Path(name), Progress, executor)
-        made = built.path if request.shard else build_wheel(built.path, out)
+        made = built.path if request.shard else build_wheel(built.path, out, accept)
         size = made.stat().st_size
     result = {
         "wheel": None if request.shard else str(made),
@@ -409,6 +462,42 @@ def _merge(options: argparse.Namespace) -> int:
         if proof is not None:
             print(f"proven: {proof.dispatches} dispatches, {proof.compiled} compiles")
     return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from . import show
+    from .diffing import diff
+
+    old, new = _opened(options.old), _opened(options.new)
+    found = diff(old, new)
+    if options.json:
+        _print_json(found.to_json())
+    else:
+        show.difference(found)
+    return int(options.exit_code and not found.same_kernels)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from .gates import refusal
+
+    packs = _opened(options.wheel)
+    wrong = _asked_gates(options).check(packs, options.wheel.stat().st_size)
+    if wrong:
+        raise CheckError(refusal(wrong))
+    if options.json:
+        _print_json({"ok": True})
+    else:
+        print("all gates are passed")
+    return 0
+
+
+def _opened(wheel: Path) -> list[Pack]:
+    """The packs of a wheel, read and checked."""
+    from ..pack import Pack
+    from .proof import open_subject
+
+    with tempfile.TemporaryDirectory(prefix="afp-open-") as name, _named(wheel, name):
+        return [Pack(str(path)) for path in open_subject(wheel, Path(name)).packs]
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -15,11 +15,12 @@ from typing import Any
 
 from ..errors import CheckError, InputError
 from ..flydsl_install import read_install
-from ..pack import read_header
+from ..pack import Pack, read_header
 from ..sources import load_source
 from ..sources.base import Job, LeftOut, Options, Source
 from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
 from .digests import compiling_code, digest, own_code
+from .gates import Gates, refusal
 from .keys import KernelKeys
 from .machine import default_workers
 from .packing import LEVEL, encode_kernel, encode_pack, make_manifest, pack_name, unpacked, write_pack
@@ -40,7 +41,8 @@ class BuildRequest:
     source's own; ``timeout`` is in seconds for one kernel; ``workers`` None means as many as cores and memory allow.
     ``keep_going`` builds a pack although kernels are missing, and lists them in its manifest. ``store`` is a folder, a
     URL or ``off``; None means the user's choice (:func:`.store.open_store`). ``shard`` builds a part of the kernels: a
-    pack that nobody installs, to be merged with the other parts, and proven then."""
+    pack that nobody installs, to be merged with the other parts, and proven then. ``gates`` are what the pack must
+    pass, before it is proven, which takes longer."""
 
     source: str
     arch: str
@@ -53,6 +55,7 @@ class BuildRequest:
     options: Options = field(default_factory=Options)
     store: str | None = None
     shard: Shard | None = None
+    gates: Gates = field(default_factory=Gates)
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,8 @@ def build_pack(
     with tempfile.TemporaryDirectory(prefix=".afp-pack-", dir=folder) as name:
         path = Path(name, pack_name(request.arch, flydsl, request.shard))
         write_pack(path, _encoded(manifest, payloads, store))
+        if wrong := request.gates.check([Pack(str(path))], path.stat().st_size):
+            raise CheckError(refusal(wrong))
         proof = None
         if request.shard is None:
             proof = _proven(path, request, plan.source, store)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ..report import SeedReport
     from ..sources.base import LeftOut
+    from .diffing import Difference
     from .fromlog import Wanted
     from .proof import Proof
     from .reach import Range, Reach
@@ -184,6 +185,47 @@ def packs(summaries: Sequence[dict[str, Any]], written: Sequence[str]) -> None:
 def _ranges(ranges: Sequence[Sequence[int]]) -> str:
     texts = [str(first) if first == last else f"{first}..{last}" for first, last in ranges]
     return ", ".join(texts) if len(texts) <= 2 else f"{texts[0]}, … {texts[-1]} ({len(texts)})"
+
+
+def difference(found: Difference) -> None:
+    """The verdict, then a line for each kernel that is new, gone or changed, and for what describes the wheels."""
+    console = _console()
+    words = "identical" if found.identical else "the same kernels" if found.same_kernels else "different kernels"
+    old, new = found.bytes
+    console.print(f"{words}; packs of {old} and {new} bytes ({new - old:+})")
+    for name in found.only_old:
+        console.print(f"- {name}")
+    for name in found.only_new:
+        console.print(f"+ {name}")
+    for pack in found.packs:
+        console.print(
+            f"{pack.arch}, flydsl {pack.flydsl}: {len(pack.added)} added, {len(pack.dropped)} dropped, "
+            f"{len(pack.changed)} changed, {pack.same} the same"
+        )
+        for name, (before, after) in pack.about.items():
+            console.print(f"  {name}: {_value(before)} -> {_value(after)}")
+        for kernel in pack.added:
+            console.print(f"  + {kernel}")
+        for kernel in pack.dropped:
+            console.print(f"  - {kernel}")
+        for change in pack.changed:
+            what = ", ".join(_change(name, before, after) for name, (before, after) in change.changes.items())
+            console.print(f"  ~ {change.kernel}: {what}")
+
+
+def _change(name: str, before: Any, after: Any) -> str:
+    if name == "tokens":
+        return f"tokens {_runs(before)} -> {_runs(after)}"
+    return f"{name} {before} -> {after}" if isinstance(before, int) else name
+
+
+def _runs(ranges: Sequence[Sequence[int]]) -> str:
+    return " ".join(f"{first}..{last}" if last > first else str(first) for first, last in ranges)
+
+
+def _value(value: Any) -> str:
+    text = "nothing" if value in (None, [], "") else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def seeded(report: SeedReport, pruned: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from .. import __version__
@@ -57,8 +58,10 @@ to {last} tokens. Made by aiter-flydsl-prebuild {version}, which puts them into 
 """
 
 
-def build_wheel(pack_path: Path, out: Path) -> Path:
+def build_wheel(pack_path: Path, out: Path, accept: Callable[[Path], None] = lambda wheel: None) -> Path:
     """Build the kernels' own wheel around a pack; returns its path in ``out``, a folder.
+
+    :param accept: sees the wheel before it is there, and raises where it must not be.
 
     Honours SOURCE_DATE_EPOCH; without it the stamps in the wheel are those of 1980, so that two builds are alike.
 
@@ -96,10 +99,10 @@ def build_wheel(pack_path: Path, out: Path) -> Path:
             pack=json.dumps(str(pack_path.resolve())),
         )
         (project / "pyproject.toml").write_text(pyproject)
-        return _run_backend(project, out.resolve(), pack_path)
+        return _run_backend(project, out.resolve(), pack_path, accept)
 
 
-def _run_backend(project: Path, out: Path, pack: Path) -> Path:
+def _run_backend(project: Path, out: Path, pack: Path, accept: Callable[[Path], None]) -> Path:
     """Call setuptools' build backend in a process of its own, and check that what comes back holds the pack."""
     with tempfile.TemporaryDirectory(prefix=".afp-wheel-", dir=out) as folder:
         script = f"import os; os.umask(0o022); import setuptools.build_meta as b; b.build_wheel({folder!r})"
@@ -119,6 +122,7 @@ def _run_backend(project: Path, out: Path, pack: Path) -> Path:
             inside = [archive.read(name) for name in archive.namelist() if name.endswith(SUFFIX)]
         if inside != [pack.read_bytes()]:
             raise CheckError("setuptools built a wheel that does not hold the kernels that were proven")
+        accept(built[0])
         return built[0].replace(out / built[0].name)
 
 

@@ -1,0 +1,130 @@
+"""What a wheel must hold before a pipeline lets it go: its size, spills, coverage, and the compiler that made it.
+
+Every gate is tried, and all that is wrong is listed at once. A gate looks at a finished pack, so that a build and
+``check`` on a wheel that came back from elsewhere ask the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError
+from ..pack import Pack
+from ..sources.base import LeftOut, merge_ranges
+from .reach import Range
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Limits, each None where there is none.
+
+    ``max_size`` is in bytes, of the file that is let go; ``max_spills`` counts registers that a kernel spills, VGPRs
+    and SGPRs together; ``coverage`` are token counts that every shape must have a kernel or another library's winner
+    for; ``known_bad`` are compilers that no kernel may come from, each ``flydsl==VERSION`` or ``linker==TEXT``.
+    """
+
+    max_size: int | None = None
+    max_spills: int | None = None
+    coverage: Range | None = None
+    known_bad: tuple[str, ...] = ()
+
+    def check(self, packs: Sequence[Pack], size: int) -> list[str]:
+        """All that is wrong with packs that lie in a file of ``size`` bytes; a line each."""
+        problems = []
+        if self.max_size is not None and size > self.max_size:
+            problems.append(f"size: {size} bytes, {size - self.max_size} more than --max-size allows")
+        for pack in packs:
+            problems += _compiled_badly(pack, self.known_bad)
+            if self.max_spills is not None:
+                problems += _spilling(pack, self.max_spills)
+            if self.coverage is not None:
+                problems += _uncovered(pack, self.coverage)
+        return problems
+
+
+def refusal(problems: Sequence[str]) -> str:
+    """What a pipeline is told: everything that is wrong."""
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    return f"the gates are not passed ({len(problems)}):\n{lines}"
+
+
+def parse_size(text: str) -> int:
+    """``500kB``, ``20 MB`` or ``2GiB`` in bytes.
+
+    :raises InputError: it is of another form.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|kB|KiB|[MGT]i?B)", text)
+    if not match:
+        raise InputError(f"{text!r} is not a size such as 500kB, 20MB or 2GiB")
+    unit = match[2]
+    return int(float(match[1]) * (1024 if "i" in unit else 1000) ** "BKMGT".index(unit[0].upper()))
+
+
+def parse_known_bad(text: str) -> str:
+    """``flydsl==0.4.1`` or ``linker==LLD 22.1.7``, as it is.
+
+    :raises InputError: it is of another form.
+    """
+    if not re.fullmatch(r"(flydsl|linker)==\S.*", text):
+        raise InputError(f"--known-bad {text}: write flydsl==VERSION or linker==TEXT")
+    return text
+
+
+def _compiled_badly(pack: Pack, known_bad: Sequence[str]) -> Iterator[str]:
+    made_by = {"flydsl": pack.version, "linker": str(pack.manifest.get("toolchain", {}).get("linker"))}
+    for one in known_bad:
+        what, _, version = one.partition("==")
+        if made_by[what] == version:
+            yield f"compiler: {what} {version} is known to be bad (--known-bad)"
+
+
+def _spilling(pack: Pack, limit: int) -> Iterator[str]:
+    for kernel in pack.kernels:
+        codes = [code for entry in kernel.facts["entries"] for code in entry.get("code", ())]
+        vgprs, sgprs = (sum(code.get(name, 0) for code in codes) for name in ("vgpr_spills", "sgpr_spills"))
+        if vgprs + sgprs > limit:
+            where = _where(kernel.facts)
+            yield f"spills: {kernel.name} ({where}) spills {vgprs} VGPRs and {sgprs} SGPRs, --max-spills is {limit}"
+
+
+def _uncovered(pack: Pack, wanted: Range) -> Iterator[str]:
+    """Token counts without a kernel here: outside the plan, of no row, or of a kernel that is not in the pack.
+
+    A name that AITER cannot decode leaves none: AITER runs another library's kernel there.
+    """
+    plan = pack.manifest["plan"]
+    for one in plan.get("left_out", ()):
+        yield f"coverage: {LeftOut(**one)}"
+    for lost in pack.missing:
+        if lack := _within([(first, last) for first, last in lost.get("tokens", ())], wanted):
+            yield f"coverage: {lost['name']} ({_where(lost)}) is not in the pack: tokens {_ranges(lack)}"
+    first, last = plan["tokens"]
+    if outside := _outside((first, last), wanted):
+        yield f"coverage: the kernels were built for tokens {first}..{last}, not for {_ranges(outside)}"
+    for shape in plan.get("shapes", ()):
+        if lack := _within([(first, last) for first, last in shape.get("uncovered", ())], wanted):
+            on = f", {shape['cu_num']} CUs" if shape.get("cu_num") else ""
+            yield f"coverage: {_where(shape)}{on}: no row serves tokens {_ranges(lack)}"
+
+
+def _within(ranges: Sequence[Range], wanted: Range) -> tuple[Range, ...]:
+    return merge_ranges(
+        [(max(a, wanted[0]), min(b, wanted[1])) for a, b in ranges if a <= wanted[1] and b >= wanted[0]]
+    )
+
+
+def _outside(built: Range, wanted: Range) -> list[Range]:
+    below, above = (wanted[0], min(wanted[1], built[0] - 1)), (max(wanted[0], built[1] + 1), wanted[1])
+    return [run for run in (below, above) if run[0] <= run[1]]
+
+
+def _ranges(ranges: Sequence[Range]) -> str:
+    return ", ".join(f"{first}..{last}" if last > first else str(first) for first, last in ranges)
+
+
+def _where(facts: dict[str, Any]) -> str:
+    scale = f", scales {facts['w_scale_block']}" if facts.get("w_scale_block") else ""
+    return f"N={facts.get('n')}, K={facts.get('k')}{scale}"
