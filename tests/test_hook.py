@@ -88,6 +88,15 @@ def test_kernels_are_built_into_the_projects_own_wheel(tmp_path: Path) -> None:
     assert json.loads(run_verify.stdout)["kernels"] == len(jobs_of("reference", reach, "gfx950"))
 
 
+def test_the_projects_gates_stop_its_wheel(tmp_path: Path) -> None:
+    project = make_project(tmp_path, TABLE + 'tokens = "1..1"\nmax-size = "1kB"\nrequire-coverage = "1..4"\n')
+    run = pip_wheel(project, "--no-build-isolation")
+    assert run.returncode != 0
+    assert "the gates are not passed (2):" in run.stdout + run.stderr
+    assert "coverage: the kernels were built for tokens 1..1, not for 2..4" in run.stdout + run.stderr
+    assert not list(project.rglob("*.whl"))
+
+
 def test_a_project_without_the_table_is_left_alone(tmp_path: Path) -> None:
     project = make_project(tmp_path, "# aiter-flydsl-prebuild is only mentioned here\n")
     run = pip_wheel(project, "--no-build-isolation")

@@ -101,6 +101,7 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     )
     command.add_argument("--keep-going", action="store_true", help="make a wheel without the kernels that failed")
     _store(command, "off for none; ")
+    command.add_argument("--report", type=Path, metavar="FOLDER", help="write a report of the build there")
     _gates(command)
     command.add_argument("--scheduler", metavar="ADDRESS", help="compile on a Dask cluster, as in tcp://host:8786")
     command.add_argument("--shard", metavar="I/N", help="build part I of N alone, a pack for merge")
@@ -135,6 +136,10 @@ def _parser(as_json: bool) -> argparse.ArgumentParser:
     command = _add(commands, "check", _check, "hold a finished wheel against the gates of build")
     command.add_argument("wheel", type=Path, help="a wheel or a pack")
     _gates(command)
+
+    command = _add(commands, "report", _report, "a page, a picture and a summary of a wheel or a pack")
+    command.add_argument("wheel", type=Path, help="a wheel or a pack")
+    command.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where they go")
 
     command = _add(commands, "inspect", _inspect, "what is in a wheel or a pack")
     command.add_argument("wheel", nargs="?", type=Path, help="a wheel or a pack (default: what is installed)")
@@ -326,12 +331,14 @@ def _asked(options: argparse.Namespace) -> Options:
 
 
 def _build(options: argparse.Namespace) -> int:
+    from ..pack import Pack
     from . import show
     from .gates import refusal
-    from .pipeline import BuildRequest, build_pack
+    from .pipeline import BuildRequest, KernelsFailedError, build_pack
     from .progress import Progress
     from .reach import parse_tokens
     from .remote import dask_executor
+    from .reporting import Subject, require, write
     from .sharding import parse_shard
     from .wheel import build_wheel, check_epoch
 
@@ -355,12 +362,23 @@ def _build(options: argparse.Namespace) -> int:
             raise CheckError(refusal(wrong))
 
     check_epoch()
+    if options.report:
+        require()
     with (
         _output_folder(options.out) as out,
         tempfile.TemporaryDirectory(prefix="afp-pack-") as name,
         dask_executor(options.scheduler) if options.scheduler else contextlib.nullcontext() as executor,
     ):
-        built = build_pack(request, out if request.shard else Path(name), Progress, executor)
+        try:
+            built = build_pack(request, out if request.shard else Path(name), Progress, executor)
+        except KernelsFailedError as error:
+            if options.report:
+                write(Subject(error.manifest, None, error.seconds_of, None, error.failed), options.report)
+            raise
+        if options.report:
+            pack = Pack(str(built.path))
+            proof = built.proof.to_json() if built.proof else None
+            write(Subject(pack.manifest, len(pack.content), built.seconds_of, proof, built.failed), options.report)
         made = built.path if request.shard else build_wheel(built.path, out, accept)
         size = made.stat().st_size
     result = {
@@ -488,6 +506,22 @@ def _check(options: argparse.Namespace) -> int:
         _print_json({"ok": True})
     else:
         print("all gates are passed")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .reporting import subject_of, write
+
+    packs = _opened(options.wheel)
+    written = []
+    for pack in packs:
+        # A wheel may hold packs for several arches or FlyDSLs: each gets a folder.
+        folder = options.out / Path(pack.path).stem if len(packs) > 1 else options.out
+        written += [str(path) for path in write(subject_of(pack), folder)]
+    if options.json:
+        _print_json({"written": written})
+    else:
+        print("\n".join(written))
     return 0
 
 

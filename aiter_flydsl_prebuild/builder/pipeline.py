@@ -79,6 +79,18 @@ class BuiltPack:
     warnings: tuple[str, ...]
 
 
+class KernelsFailedError(CheckError):
+    """Kernels could not be compiled, and there is no pack: ``manifest`` is what it would have said."""
+
+    def __init__(
+        self, text: str, manifest: dict[str, Any], seconds_of: dict[str, float], failed: tuple[str, ...]
+    ) -> None:
+        super().__init__(text)
+        self.manifest = manifest
+        self.seconds_of = seconds_of
+        self.failed = failed
+
+
 def make_plan(request: BuildRequest, store: Store) -> Plan:
     """The plan of a request.
 
@@ -130,11 +142,12 @@ def build_pack(
             outcomes = _compile_elsewhere(left, request, toolchain, flydsl, plan.source, executor, arrived)
     compile_seconds = time.perf_counter() - started
     failed = [(o.job.job, _reason(o)) for o in outcomes if not o.ok]
-    if failed and (not request.keep_going or len(failed) == len(jobs)):
-        raise CheckError(_failures(failed, len(jobs)))
-
     compiled = [*recalled.values(), *(o.result for o in outcomes if o.result is not None)]
+    seconds_of = {kernel.job.label: round(kernel.seconds, 4) for kernel in compiled}
     manifest, payloads = make_manifest(request.arch, flydsl, compiled, failed, about)
+    if failed and (not request.keep_going or len(failed) == len(jobs)):
+        raise KernelsFailedError(_failures(failed, len(jobs)), manifest, seconds_of, _lines(failed))
+
     with tempfile.TemporaryDirectory(prefix=".afp-pack-", dir=folder) as name:
         path = Path(name, pack_name(request.arch, flydsl, request.shard))
         write_pack(path, _encoded(manifest, payloads, store))
@@ -151,13 +164,13 @@ def build_pack(
         kernels=len(compiled),
         compiled=len(compiled) - len(recalled),
         shapes=len(plan.reach.shapes),
-        failed=tuple(f"{job.label}: {reason}" for job, reason in failed),
+        failed=_lines(failed),
         left_out=plan.left_out,
         uncovered=sum(last - first + 1 for shape in plan.reach.shapes for first, last in shape.uncovered),
         bytes=final.stat().st_size,
         compile_seconds=compile_seconds,
         seconds=time.perf_counter() - started,
-        seconds_of={kernel.job.label: round(kernel.seconds, 4) for kernel in compiled},
+        seconds_of=seconds_of,
         proof=proof,
         warnings=tuple(store.warnings),
     )
@@ -295,6 +308,10 @@ def describe(request: BuildRequest, plan: Plan, toolchain: Toolchain) -> dict[st
 def _reason(outcome: Outcome[Task, Compiled]) -> str:
     reason = outcome.error or outcome.kind
     return f"{reason}\n{outcome.log}" if outcome.kind == "died" and outcome.log else reason
+
+
+def _lines(failed: list[tuple[Job, str]]) -> tuple[str, ...]:
+    return tuple(f"{job.label}: {reason}" for job, reason in failed)
 
 
 def _failures(failed: list[tuple[Job, str]], total: int) -> str:
