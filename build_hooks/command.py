@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -87,6 +88,19 @@ class build_flydsl_kernels(Command):
     def python_tag(self) -> str | None:
         """The wheel's Python tag where the kernels need one: ``cp311``, ``cp311.cp312``."""
         return self._tag
+
+    def write_bills(self, folder: Path) -> None:
+        """Write the bill of materials of each pack in the build folder."""
+        packs = [Path(path) for path in self.get_outputs()]
+        if not packs:
+            return
+        from aiter_flydsl_prebuild.builder.sbom import SUFFIX as BILL
+        from aiter_flydsl_prebuild.builder.sbom import bill_of_materials
+
+        folder.mkdir(parents=True, exist_ok=True)
+        for pack in packs:
+            bill = bill_of_materials(Pack(str(pack)), pack.name)
+            (folder / f"{pack.stem}{BILL}").write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
 
     def _folder(self, config: HookConfig) -> Path:
         if self.editable_mode:

@@ -1,4 +1,4 @@
-"""The glue to setuptools: puts one more step into ``build``, and the right Python tag onto the wheel.
+"""The glue to setuptools: one more step of ``build``, and the right Python tag and bills of materials for the wheel.
 
 ``setuptools.finalize_distribution_options`` runs for every project that is built in an environment with this package;
 all but those with a ``[tool.aiter-flydsl-prebuild]`` table are left alone.
@@ -37,7 +37,7 @@ def finalize_distribution_options(dist: Distribution) -> None:
 
     dist.cmdclass.setdefault(COMMAND, build_flydsl_kernels)
     _add_to_build(dist)
-    _tag_wheel(dist)
+    _extend_wheel(dist)
     if config.enabled and config.loader:
         _require_loader(dist)
 
@@ -54,7 +54,8 @@ def _add_to_build(dist: Distribution) -> None:
     dist.cmdclass["build"] = build
 
 
-def _tag_wheel(dist: Distribution) -> None:
+def _extend_wheel(dist: Distribution) -> None:
+    """The kernels' Python tag on the wheel, and their bill of materials in its metadata (PEP 770)."""
     base: Any = dist.get_command_class("bdist_wheel")
 
     class bdist_wheel(base):  # type: ignore[misc]
@@ -63,6 +64,11 @@ def _tag_wheel(dist: Distribution) -> None:
             kernels = self.get_finalized_command(COMMAND).python_tag()
             # A wheel with extension modules has a narrower tag already.
             return (kernels if kernels and python.startswith("py") else python), abi, platform
+
+        def write_wheelfile(self, wheelfile_base: str, *arguments: Any, **named: Any) -> None:
+            # setuptools' own moment for what goes into the metadata and is known only after the build.
+            super().write_wheelfile(wheelfile_base, *arguments, **named)
+            self.get_finalized_command(COMMAND).write_bills(Path(wheelfile_base, "sboms"))
 
     dist.cmdclass["bdist_wheel"] = bdist_wheel
 
