@@ -1,8 +1,9 @@
-"""How long reading tuned tables and planning take: seconds, peak memory, and ratios to a plain csv.reader pass.
+"""How long reading tuned tables, planning and spreading jobs take: seconds, peak memory, ratios to a csv.reader pass.
 
     python benchmarks/bench_plan.py [ROWS ...]          (default: 100000 1000000)
 
-Each table is generated, then read and planned for tokens 1..32768 in a process of its own, so that the peak is its own.
+Each table is generated, then read and planned for tokens 1..32768, and its jobs spread over 8 parts, in a process of
+its own, so that the peak is its own.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ import time
 from pathlib import Path
 
 from aiter_flydsl_prebuild.builder.reach import plan_reach
+from aiter_flydsl_prebuild.builder.sharding import assign, costs_of
 from aiter_flydsl_prebuild.builder.tables import read_tables
+from aiter_flydsl_prebuild.sources import load_source
+from aiter_flydsl_prebuild.sources.base import Options, jobs_of
 
 TOKENS = (1, 32768)
+PARTS = 8
 HEADER = ["gfx", "cu_num", "M", "N", "K", "w_scale_block", "libtype", "kernelId", "splitK", "us", "kernelName"]
 M_VALUES = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 1025, 32), *range(1088, 2049, 64), 4096, 8192, 16384, 32768]
 
@@ -48,12 +53,17 @@ def measure(path: Path) -> None:
     tables = read_tables([path])
     read = time.perf_counter() - start
     reach = plan_reach(tables, gfx=["gfx950"], cu_num=[256], tokens=TOKENS)
+    planned = time.perf_counter() - start
+    jobs = jobs_of("reference", reach, "gfx950", Options())
+    source = load_source("reference")
+    parts = assign(jobs, PARTS, costs_of(jobs, source, None))
     total = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
         f"{count - 1:>9,} rows {len(reach.shapes):>6,} shapes {reach.distinct_kernels:>9,} kernels | "
         f"csv.reader {plain:6.2f} s | read {read:6.2f} s ({read / plain:5.1f}x) | "
-        f"plan {total - read:6.2f} s ({(total - read) / plain:5.1f}x) | "
+        f"plan {planned - read:6.2f} s ({(planned - read) / plain:5.1f}x) | "
+        f"{len(jobs):,} jobs spread over {len(parts.parts)} parts {total - planned:6.2f} s | all {total:6.2f} s | "
         f"peak {peak / 1024:6.0f} MB (+{(peak - before) / 1024:.0f})"
     )
 

@@ -7,9 +7,10 @@ the same everywhere; measured seconds are better, and have to be the same file f
 
 from __future__ import annotations
 
+import heapq
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,27 +51,35 @@ class Assignment:
     digest: str
 
 
-def assign(jobs: Sequence[Job], of: int, costs: Mapping[Job, float]) -> Assignment:
-    """Spread jobs over ``of`` parts, the longest first, each to the part with the least to do."""
-    parts: list[list[Job]] = [[] for _ in range(of)]
-    loads = [0.0] * of
-    for job in sorted(jobs, key=lambda job: (-costs[job], job.label)):
-        least = loads.index(min(loads))
-        parts[least].append(job)
-        loads[least] += costs[job]
-    return Assignment(tuple(map(tuple, parts)), digest([[job.label for job in part] for part in parts]))
+def assign(jobs: Sequence[Job], of: int, costs: Sequence[float]) -> Assignment:
+    """Spread jobs over ``of`` parts, the longest first, each to the part with the least to do.
+
+    :param costs: of each job, in their order.
+    """
+    parts: list[list[int]] = [[] for _ in range(of)]
+    labels = [job.label for job in jobs]
+    loads = [(0.0, part) for part in range(of)]
+    for index in sorted(range(len(jobs)), key=lambda index: (-costs[index], labels[index])):
+        load, part = loads[0]
+        parts[part].append(index)
+        heapq.heapreplace(loads, (load + costs[index], part))
+    spread = digest([[labels[index] for index in part] for part in parts])
+    return Assignment(tuple(tuple(jobs[index] for index in part) for part in parts), spread)
 
 
-def costs_of(jobs: Sequence[Job], source: Source, times: Path | None) -> dict[Job, float]:
+def costs_of(jobs: Sequence[Job], source: Source, times: Path | None) -> list[float]:
     """What each job takes: seconds as measured, the source's estimate brought to their scale where there are none.
 
     :raises InputError: the file with the seconds is not one.
     """
-    known = {} if times is None else read_times(times)
-    estimates = {job: source.cost(job) for job in jobs}
-    measured = [(known[job.label], estimates[job]) for job in jobs if job.label in known]
+    estimates = [source.cost(job) for job in jobs]
+    if times is None:
+        return estimates
+    known = read_times(times)
+    labels = [job.label for job in jobs]
+    measured = [(known[label], guess) for label, guess in zip(labels, estimates, strict=True) if label in known]
     scale = sum(seconds for seconds, _ in measured) / sum(guess for _, guess in measured) if measured else 1.0
-    return {job: known.get(job.label, scale * estimates[job]) for job in jobs}
+    return [known.get(label, scale * guess) for label, guess in zip(labels, estimates, strict=True)]
 
 
 def read_times(path: Path) -> dict[str, float]:
