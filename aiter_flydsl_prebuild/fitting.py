@@ -92,9 +92,15 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
         theirs = ", ".join(sorted({abi for kernel in other_abi for entry in kernel.entries for abi in entry.paths}))
         what = f"got keys for {theirs} alone, none for {install.abi}"
         reasons.append(f"{_count(len(other_abi))} {what}: {_names([k.facts for k in other_abi])}")
-    if missing := pack.missing:
-        reasons.append(f"{_count(len(missing))} could not be built and will be compiled: {_names(missing)}")
+    reasons += lost(pack)
     return Fit(list(placements.values()), fitting, reasons)
+
+
+def lost(pack: Pack) -> list[str]:
+    """One reason for all kernels that a pack should have and could not be built with; none where it has all."""
+    if not pack.missing:
+        return []
+    return [f"{_count(len(pack.missing))} could not be built and will be compiled: {_names(pack.missing)}"]
 
 
 def _count(kernels: int) -> str:

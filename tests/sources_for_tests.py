@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 
 from aiter_flydsl_prebuild.sources.base import Job
@@ -28,6 +29,23 @@ class Aborts(ReferenceSource):
         if (job.shape.n, job.shape.k) == SMALL:
             os.write(2, b"LLVM ERROR: Cannot select: intrinsic\n")
             os.abort()
+        super().compile(job)
+
+
+class Hungry(ReferenceSource):
+    """Compiling takes all the memory that the process may have, for one layer."""
+
+    def compile(self, job: Job) -> None:
+        if (job.shape.n, job.shape.k) == SMALL:
+            with open("/proc/self/statm") as file:
+                size = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), resource.RLIM_INFINITY))
+            try:
+                pieces = []
+                while True:
+                    pieces.append(bytearray(16 << 20))
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         super().compile(job)
 
 

@@ -17,10 +17,11 @@ import pytest
 
 from aiter_flydsl_prebuild.builder import rules
 from aiter_flydsl_prebuild.builder.proof import open_subject
+from aiter_flydsl_prebuild.builder.tables import Shape
 from aiter_flydsl_prebuild.errors import CheckError, InputError
 from aiter_flydsl_prebuild.pack import Pack
 from aiter_flydsl_prebuild.sources import load_source
-from aiter_flydsl_prebuild.sources.aiter import installed, tables
+from aiter_flydsl_prebuild.sources.aiter import installed, ops, tables
 from aiter_flydsl_prebuild.sources.aiter.source import counts_to_compile, model_lists
 from aiter_flydsl_prebuild.sources.base import Options
 from conftest import HERE, flydsl_environment, prebuild, run_python
@@ -310,6 +311,33 @@ def few_rows(checkout: Path, tmp_path: Path) -> Path:
         writer.writeheader()
         writer.writerows(row for row in chosen if row["libtype"] != "flydsl" or int(row["M"]) in (1, 64, 2048, 4096))
     return table
+
+
+@pytest.mark.parametrize(
+    ("names", "block", "reason"),
+    [
+        ('W_SCALE_BLOCKS = {"128x128": 1, "1x32": 2}', "32x32", "read no 32x32 scales"),
+        ('W_SCALE_BLOCKS = {"128x128": 1, "1x32": 2}', "128x128", None),
+        ("", "128x128", None),
+        ("", "32x32", "read no 32x32 scales"),
+    ],
+)
+def test_rows_whose_scales_the_2d_kernels_do_not_read(
+    names: str, block: str, reason: str | None, tmp_path: Path
+) -> None:
+    package = tmp_path / "aiter"
+    texts = {
+        ops.GEMM: "def get_mxscale_bpreshuffle_config(\ndef gemm_a8w8_mxscale_preshuffle_flydsl(\n",
+        ops.MXPSH: "def run_gemm_a8w8_mxscale_preshuffle_gfx950(\n",
+        ops.MXPSH_NAMES: names,
+    }
+    for name, text in texts.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    shape = Shape(rules.MXSCALE_2D, "gfx950", 256, 512, 5120, block, None)
+    said = ops.Mxscale2D.lacks(installed.Installed(package), shape)
+    assert (said is None) == (reason is None)
+    assert reason is None or reason in str(said)
 
 
 # A server on an MI355X with 256 compute units, but for the GPU: what AITER asks of it is answered here, and every call

@@ -376,6 +376,15 @@ def test_keep_going_leaves_it_out_and_says_so(tmp_path: Path) -> None:
     assert [miss["tokens"] for miss in json.loads(proof.stdout)["misses"]] == [[[1, 8]]]
 
 
+def test_a_kernel_that_eats_all_memory_is_one_kernel_less(tmp_path: Path) -> None:
+    arguments = ("build", "--source", "sources_for_tests:Hungry", "--tokens", "1..1", "--out", tmp_path, "--json")
+    done = prebuild(*arguments, "--keep-going", environment=WITH_TEST_SOURCES)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["kernels"], len(found["failed"])) == (17, 1)
+    assert "MemoryError" in found["failed"][0]
+
+
 def test_a_compile_that_hangs_is_stopped(tmp_path: Path) -> None:
     arguments = ("build", "--source", "sources_for_tests:Hangs", "--tokens", "1..1", "--out", tmp_path)
     run = prebuild(*arguments, "--timeout", "0.2", "--keep-going", environment=WITH_TEST_SOURCES)

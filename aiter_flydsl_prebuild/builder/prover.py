@@ -22,7 +22,7 @@ from typing import Any
 from .. import flydsl_cache as cache
 from ..discovery import find_packs, rocm_root
 from ..errors import PrebuildError
-from ..fitting import Placement, fit
+from ..fitting import Placement, fit, lost
 from ..flydsl_install import read_install
 from ..pack import Pack, PackedKernel
 from ..seeding import seed
@@ -132,10 +132,12 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
 def _seed(request: dict[str, Any]) -> list[str]:
     paths = [os.path.realpath(path) for path in request["packs"]]
     there = find_packs(request["packages"])
-    lost = [os.path.basename(path) for path in paths if path not in there]
-    problems = [f"the loader does not find {name} where it is installed" for name in lost]
+    unseen = [os.path.basename(path) for path in paths if path not in there]
+    problems = [f"the loader does not find {name} where it is installed" for name in unseen]
     report = seed(packs=paths, mode="on")
-    problems += report.problems
+    # What a pack lacks is missed below, and whether it may be is the caller's to say.
+    expected = {f"{os.path.basename(pack.path)}: {why}" for pack in _readable(paths) for why in lost(pack)}
+    problems += [line for line in report.problems if line not in expected]
     again = seed(packs=paths, mode="on")
     if again.written:
         problems.append(f"a second seeding wrote {again.written} files again")

@@ -23,6 +23,7 @@ GEMM = "ops/gemm_op_a8w8.py"
 BMM = "ops/flydsl/batched_gemm_a8w8_gfx950.py"
 BMM_RUN = "ops/flydsl/batched_gemm_a8w8.py"
 MXPSH = "ops/flydsl/mxscale_preshuffle_kernels.py"
+MXPSH_NAMES = "ops/flydsl/gemm_tune/flydsl_gemm_mxscale_preshuffle_common.py"
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16"}
 """Output types by the names that this project's options use."""
@@ -310,6 +311,17 @@ class Mxscale2D(_Mxscale):
         "ops.flydsl.kernels.gemm.mxscale_preshuffle",
         "ops.flydsl.gemm_tune.flydsl_gemm_mxscale_preshuffle_common",
     )
+
+    @classmethod
+    def lacks(cls, aiter: Installed, shape: Shape) -> str | None:
+        if (reason := super().lacks(aiter, shape)) is not None:
+            return reason
+        # Which blocks there are is this module's W_SCALE_BLOCKS; before it had that, there was one.
+        several = aiter.has(MXPSH_NAMES, "W_SCALE_BLOCKS")
+        known = aiter.has(MXPSH_NAMES, f'"{shape.w_scale_block}":') if several else shape.w_scale_block == "128x128"
+        return (
+            None if known else f"this AITER's kernels of that kind read no {shape.w_scale_block} scales ({MXPSH_NAMES})"
+        )
 
     def prepare(self) -> None:
         super().prepare()
