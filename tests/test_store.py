@@ -107,6 +107,17 @@ def test_damaged_entries_are_made_again_and_reported(
     assert build(copied, tmp_path / "dist")["warnings"] == []
 
 
+def test_an_entry_of_another_kernel_is_no_answer(
+    filled: tuple[Path, dict[str, Any]], copied: Path, tmp_path: Path
+) -> None:
+    one, other = kernels(copied)[:2]
+    shutil.copy(one, other)
+    again = build(copied, tmp_path / "dist")
+    assert (again["compiled"], len(again["warnings"])) == (1, 1)
+    assert "not the kernel that its name says" in again["warnings"][0]
+    assert same_wheel(filled[1], again)
+
+
 def test_a_store_that_cannot_be_used_costs_a_warning(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     again = build(tmp_path / "file" / "store", tmp_path / "dist")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import CheckError, InputError
 from ..flydsl_install import read_install
-from ..pack import Pack, read_header
+from ..pack import Pack, PackError, read_header
 from ..sources import load_source
 from ..sources.base import Job, LeftOut, Options, Source
 from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
@@ -187,11 +187,24 @@ def _recall(jobs: tuple[Job, ...], keys: KernelKeys, store: Store) -> Iterator[t
     """The kernels that the store has, by their jobs."""
     for job in jobs:
         for name in keys.names(job) if store.where else ():
-            if (pack := store.pack(name)) is not None:
-                (kernel,) = unpacked(pack)
-                # The same kernel may serve other token counts than when it was made.
-                yield job, replace(kernel, job=job)
+            if (kernel := _recalled(name, job, store)) is not None:
+                yield job, kernel
                 break
+
+
+def _recalled(name: str, job: Job, store: Store) -> Compiled | None:
+    if (pack := store.pack(name)) is None:
+        return None
+    try:
+        kernels = list(unpacked(pack))
+    except PackError as error:
+        store.discard(name, str(error))
+        return None
+    if [(kernel.job.name, kernel.job.shape) for kernel in kernels] != [(job.name, job.shape)]:
+        store.discard(name, f"{pack.path}: not the kernel that its name says")
+        return None
+    # The same kernel may serve other token counts than when it was made.
+    return replace(kernels[0], job=job)
 
 
 def _keep(compiled: Compiled, about: dict[str, Any], keys: KernelKeys, flydsl: FlyDSL, store: Store) -> None:

@@ -64,10 +64,14 @@ class Store:
         try:
             return Pack(f"{self.where}/{name}{SUFFIX}", data)
         except PackError as error:
-            self.warnings.append(f"{error}; it is made again")
-            with contextlib.suppress(OSError):
-                self.shelf().remove(name + SUFFIX)
+            self.discard(name, str(error))
             return None
+
+    def discard(self, name: str, why: str) -> None:
+        """Remove a pack that is no good, and say so."""
+        self.warnings.append(f"{why}; it is made again")
+        with contextlib.suppress(OSError):
+            self.shelf().remove(name + SUFFIX)
 
     def keep_pack(self, name: str, data: bytes) -> None:
         """Keep a pack's bytes under a name."""
