@@ -127,6 +127,21 @@ def test_a_store_that_cannot_be_used_costs_a_warning(filled: tuple[Path, dict[st
     assert same_wheel(filled[1], again)
 
 
+def test_a_store_that_vanishes_in_the_middle(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    where = tmp_path / "store"
+    command = [sys.executable, "-m", "aiter_flydsl_prebuild", *BUILD, "--store", str(where), "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/")
+    while not kernels(where) and process.poll() is None:
+        time.sleep(0.01)
+    shutil.rmtree(where)
+    where.write_text("a file where it was")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    found = json.loads(said)
+    assert ["building on without it" in warning for warning in found["warnings"]] == [True]
+    assert same_wheel(filled[1], found)
+
+
 def test_a_store_that_is_full(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
