@@ -9,12 +9,12 @@ set -euo pipefail
 wheel=${1:?a wheel}
 last=${2:-}
 report=${REPORT:-report}
-prebuild=(python -m aiter_flydsl_prebuild)
+
 gates=(--max-size "${MAX_SIZE:-90MB}" --max-spills "${MAX_SPILLS:-0}")
 [ -z "${COVERAGE:-}" ] || gates+=(--require-coverage "$COVERAGE")
-"${prebuild[@]}" verify "$wheel"
-"${prebuild[@]}" check "$wheel" "${gates[@]}"
+aiter-flydsl-prebuild verify "$wheel"
+aiter-flydsl-prebuild check "$wheel" "${gates[@]}"
 python -m twine check --strict "$wheel"
-"${prebuild[@]}" report "$wheel" --out "$report"
-[ -z "$last" ] || "${prebuild[@]}" diff "$last" "$wheel" | tee "$report/changes.txt"
+aiter-flydsl-prebuild report "$wheel" --out "$report"
+[ -z "$last" ] || aiter-flydsl-prebuild diff "$last" "$wheel" | tee "$report/changes.txt"
 [ -z "${GITHUB_STEP_SUMMARY:-}" ] || cat "$report/summary.md" >> "$GITHUB_STEP_SUMMARY"

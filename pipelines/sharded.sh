@@ -11,6 +11,6 @@ out=${OUT:-dist}
 mkdir -p "$out/parts"
 rm -f "$out"/parts/*.fkpack
 for part in $(seq "$parts"); do
-    python -m aiter_flydsl_prebuild build --shard "$part/$parts" --out "$out/parts" "$@"
+    aiter-flydsl-prebuild build --shard "$part/$parts" --out "$out/parts" "$@"
 done
-python -m aiter_flydsl_prebuild merge "$out"/parts/*.fkpack --out "$out"
+aiter-flydsl-prebuild merge "$out"/parts/*.fkpack --out "$out"
