@@ -9,7 +9,6 @@ set -euo pipefail
 wheel=${1:?a wheel}
 last=${2:-}
 report=${REPORT:-report}
-
 gates=(--max-size "${MAX_SIZE:-90MB}" --max-spills "${MAX_SPILLS:-0}")
 [ -z "${COVERAGE:-}" ] || gates+=(--require-coverage "$COVERAGE")
 aiter-flydsl-prebuild verify "$wheel"
