@@ -68,7 +68,7 @@ def _source(source: dict[str, Any]) -> dict[str, Any]:
 def _flydsl(pack: Pack) -> dict[str, Any]:
     try:
         about = importlib.metadata.metadata("flydsl")
-        licence = about["License-Expression"] or about["License"]
+        licence = about.get("License-Expression") or about.get("License")
     except importlib.metadata.PackageNotFoundError:
         licence = None
     identities = [
