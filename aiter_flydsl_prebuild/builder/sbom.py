@@ -68,7 +68,7 @@ def _source(source: dict[str, Any]) -> dict[str, Any]:
 def _flydsl(pack: Pack) -> dict[str, Any]:
     try:
         about = importlib.metadata.metadata("flydsl")
-        licence = about.get("License-Expression") or about.get("License")
+        licence = next((about[name] for name in ("License-Expression", "License") if name in about), None)
     except importlib.metadata.PackageNotFoundError:
         licence = None
     identities = [
