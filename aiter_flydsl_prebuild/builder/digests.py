@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).parent.parent
-# What is between a job and its entry in the store; all else of this project changes no kernel.
-_COMPILING = ("flydsl_cache.py", "builder/codeobject.py", "builder/compiling.py", "builder/packing.py")
+# What is between a job and its entry in the store, beside its source; all else of this project changes no kernel.
+_COMPILING = (
+    *("flydsl_cache.py", "builder/codeobject.py", "builder/compiling.py", "builder/packing.py"),
+    *("sources/__init__.py", "sources/base.py"),
+)
 
 
 def digest(value: Any) -> str:
@@ -37,7 +41,12 @@ def own_code() -> str:
 
 
 @functools.cache
-def compiling_code() -> str:
-    """A digest of this project's code that a compile passes through."""
-    files = [_PACKAGE / name for name in _COMPILING]
-    return files_digest(_PACKAGE, files + sorted((_PACKAGE / "sources").rglob("*.py")))
+def compiling_code(source: type) -> str:
+    """A digest of this project's code that a compile passes through.
+
+    :param source: the class of the kernels' source, of which this project's part counts with its whole package.
+    """
+    sources = _PACKAGE / "sources"
+    packages = {Path(inspect.getfile(base)).parent for base in source.__mro__ if base.__module__ != "builtins"}
+    files = {path for package in packages if package.parent == sources for path in package.rglob("*.py")}
+    return files_digest(_PACKAGE, sorted(files | {_PACKAGE / name for name in _COMPILING}))

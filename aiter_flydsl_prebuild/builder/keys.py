@@ -2,8 +2,9 @@
 
 A kernel's key holds the job as its source sees it (:meth:`sources.base.Source.inputs`, the digest of the source's code
 included), FlyDSL by version and by the hashes of its RECORD, the linker, the interpreter's ABI, and this project's own
-code. The device bitcode is not in it: a kernel that linked none is the same under any. The environment is not in it
-either: workers get a scrubbed one, the same everywhere (:func:`.toolchain.scrubbed_environment`).
+code, and the variables that a worker's environment always has; of the caller's it sees only where to find things
+(:func:`.toolchain.worker_environment`). The device bitcode is not in it: a kernel that linked none is the same under
+any.
 
 Should a key miss something that matters, a wrong kernel still cannot get into a wheel unnoticed: the proof looks every
 kernel up under the key that FlyDSL computes from the sources as they are.
@@ -11,12 +12,14 @@ kernel up under the key that FlyDSL computes from the sources as they are.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..flydsl_install import interpreter_abi
 from ..pack import FORMAT
 from ..sources.base import Job, Source
 from .compiling import FlyDSL
 from .digests import compiling_code, digest
-from .toolchain import Toolchain
+from .toolchain import Toolchain, worker_environment
 
 
 class KernelKeys:
@@ -25,18 +28,21 @@ class KernelKeys:
     def __init__(self, source: Source, flydsl: FlyDSL, toolchain: Toolchain) -> None:
         self._source = source
         self.bitcode = toolchain.fingerprint.bitcode
-        self._common = {
+        folder = Path("folder")
+        common = {
             "pack": FORMAT,
-            "code": compiling_code(),
+            "code": compiling_code(type(source)),
             "flydsl": flydsl.to_json(),
             "abi": interpreter_abi(),
             "linker": toolchain.fingerprint.linker,
+            "environment": worker_environment({}, rocm_root=folder, arch="arch", folder=folder),
         }
+        self._common = digest(common)
 
     def names(self, job: Job) -> list[str]:
         """Where a kernel of this job may be: without device bitcode, and with that of this machine."""
         what = {"source": job.source, "arch": job.arch, "name": job.name, **job.shape.layer()}
-        key = digest({**self._common, "job": what, "inputs": self._source.inputs(job)})
+        key = digest([self._common, what, self._source.inputs(job)])
         return [self._name(key, None), *([self._name(key, self.bitcode)] if self.bitcode else [])]
 
     def name(self, job: Job, bitcode: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import sys
 import tempfile
@@ -15,11 +16,11 @@ from typing import Any
 
 from ..errors import CheckError, InputError
 from ..flydsl_install import read_install
-from ..pack import Pack, PackError, read_header
+from ..pack import Pack, PackError, read_header, zstd
 from ..sources import load_source
 from ..sources.base import Job, LeftOut, Options, Source
 from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
-from .digests import compiling_code, digest, own_code
+from .digests import digest, own_code
 from .gates import Gates, refusal
 from .keys import KernelKeys
 from .machine import default_workers
@@ -32,7 +33,7 @@ from .reach import Range, to_json
 from .remote import Batch, run_batches
 from .sharding import Shard, assign, costs_of
 from .store import Store, open_store
-from .toolchain import Toolchain, find_toolchain, scrubbed_environment
+from .toolchain import Toolchain, find_toolchain, worker_environment
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,8 @@ def _keep(compiled: Compiled, about: dict[str, Any], keys: KernelKeys, flydsl: F
 
 def _encoded(manifest: dict[str, Any], payloads: list[bytes], store: Store) -> bytes:
     """The pack's bytes, which take seconds to compress: out of the store, where this pack was made before."""
-    name = f"packs/{digest({'manifest': manifest, 'level': LEVEL, 'code': compiling_code()})}"
+    about = {"manifest": manifest, "level": LEVEL, "code": own_code(), "zstd": zstd().zstd_version}
+    name = f"packs/{digest(about)}"
     # The manifest holds the sha256 of every payload.
     if (kept := store.pack(name)) is not None:
         return kept.content
@@ -233,6 +235,7 @@ def _proven(path: Path, request: BuildRequest, source: Source, store: Store) -> 
         "source": source.identity(),
         "watched": source.watched(),
         "flydsl": None if install is None else install.identity,
+        "torch": importlib.metadata.version("torch"),
         "code": own_code(),
         "python": sys.version,
     }
@@ -265,13 +268,9 @@ def compile_jobs(
     bitcode_root = toolchain.rocm_root_with_bitcode()
     tasks = [make_task(job, toolchain, bitcode_root) for job in jobs]
     with tempfile.TemporaryDirectory(prefix="afp-build-") as folder:
-        environment = scrubbed_environment(
-            os.environ, rocm_root=toolchain.rocm_root, arch=request.arch, cache_dir=Path(folder, "unused")
+        environment = worker_environment(
+            os.environ, rocm_root=toolchain.rocm_root, arch=request.arch, folder=Path(folder)
         )
-        # A worker that is killed leaves its files; this folder goes away with all of them.
-        environment["TMPDIR"] = folder
-        # FlyDSL: compile and write the cache entry, do not launch.
-        environment["COMPILE_ONLY"] = "1"
         return run_jobs(
             tasks,
             compile_task,

@@ -30,7 +30,7 @@ from ..sources.base import Job
 from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
 from .packing import encode_kernel, unpacked
 from .pool import Kind, Outcome, run_jobs
-from .toolchain import find_toolchain, scrubbed_environment
+from .toolchain import find_toolchain, worker_environment
 
 BATCHES = 16
 """Into how many batches a build's jobs are cut: some for each machine, so that a slow one does not hold up the rest."""
@@ -192,10 +192,9 @@ def _compile_here(batch: Batch) -> list[Answer]:
             raise CheckError(f"this machine's {what} is not the one that the build was planned with")
     bitcode_root = toolchain.rocm_root_with_bitcode()
     with tempfile.TemporaryDirectory(prefix="afp-batch-") as folder:
-        environment = scrubbed_environment(
-            os.environ, rocm_root=toolchain.rocm_root, arch=batch.jobs[0].arch, cache_dir=Path(folder, "unused")
+        environment = worker_environment(
+            os.environ, rocm_root=toolchain.rocm_root, arch=batch.jobs[0].arch, folder=Path(folder)
         )
-        environment |= {"TMPDIR": folder, "COMPILE_ONLY": "1"}
         tasks = [make_task(job, toolchain, bitcode_root) for job in batch.jobs]
         outcomes = run_jobs(tasks, compile_task, workers=1, timeout=batch.timeout, environment=environment)
     return [

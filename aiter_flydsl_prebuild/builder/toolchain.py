@@ -191,6 +191,13 @@ def scrubbed_environment(base: Mapping[str, str], *, rocm_root: Path, arch: str,
     }
 
 
+def worker_environment(base: Mapping[str, str], *, rocm_root: Path, arch: str, folder: Path) -> dict[str, str]:
+    """:func:`scrubbed_environment` for a worker that compiles; what it leaves when it is killed is in ``folder``."""
+    environment = scrubbed_environment(base, rocm_root=rocm_root, arch=arch, cache_dir=folder / "unused")
+    # FlyDSL: compile and write the cache entry, do not launch.
+    return {**environment, "TMPDIR": str(folder), "COMPILE_ONLY": "1"}
+
+
 # ---- candidates ------------------------------------------------------------------------------------------------------
 
 

@@ -49,7 +49,7 @@ class LeftOut:
         return f"{self.op}: {self.kernels} kernels of {self.shapes} shapes: {self.reason}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """One compile: a kernel name and the arguments that enter its cache key.
 
@@ -177,13 +177,19 @@ class Source(ABC):
 
 def jobs_of(source: str, reach: Reach, arch: str, options: Options = Options()) -> list[Job]:
     """One job for each distinct kernel of a plan: name, op, N, K and scale blocks, whichever cu_num reaches it."""
-    found: dict[tuple[str, Shape], list[Range]] = {}
+    found: dict[Shape, dict[str, tuple[Range, ...]]] = {}
+    undecodable = frozenset(reach.undecodable)
     for entry in reach.shapes:
+        kernels = found.setdefault(replace(entry.shape, cu_num=0), {})
         for kernel in entry.kernels:
-            if kernel.name not in reach.undecodable:
-                anywhere = replace(entry.shape, cu_num=0)
-                found.setdefault((kernel.name, anywhere), []).extend(kernel.tokens)
-    return [Job(source, arch, name, shape, merge_ranges(tokens), options) for (name, shape), tokens in found.items()]
+            if kernel.name not in undecodable:
+                before = kernels.get(kernel.name)
+                kernels[kernel.name] = kernel.tokens if before is None else merge_ranges(before + kernel.tokens)
+    return [
+        Job(source, arch, name, shape, tokens, options)
+        for shape, kernels in found.items()
+        for name, tokens in kernels.items()
+    ]
 
 
 def merge_ranges(ranges: Sequence[Range]) -> tuple[Range, ...]:

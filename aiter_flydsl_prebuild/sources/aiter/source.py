@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -164,15 +165,19 @@ class AiterSource(Source):
         """AITER's code for this kernel alone, the output types, and which kinds of token counts the job has."""
         if job.arguments:
             return {"code": self.watched(), "arguments": job.arguments}
-        op, aiter = OPS[job.shape.op], installed.find()
+        op = OPS[job.shape.op]
         return {
-            "code": code.digest(aiter.package, op.passed, op.kernel_files(job.name)),
+            "code": code.digest(self._aiter.package, op.passed, op.kernel_files(job.name)),
             "dtypes": op.dtypes(job.name, self.dtypes),
             "classes": _classes(job.tokens),
         }
 
     def watched(self) -> str:
-        return code.watched(installed.find().package)
+        return code.watched(self._aiter.package)
+
+    @functools.cached_property
+    def _aiter(self) -> installed.Installed:
+        return installed.find()
 
     def compile(self, job: Job) -> None:
         if job.arguments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -31,10 +32,7 @@ class ReferenceSource(Source):
         return [table_path()]
 
     def identity(self) -> dict[str, str]:
-        digest = hashlib.sha256()
-        for module in ("grammar.py", "kernel.py"):
-            digest.update((Path(__file__).parent / module).read_bytes())
-        return {"version": __version__, "digest": digest.hexdigest(), "license": "MIT"}
+        return {"version": __version__, "digest": _kernel_sources(), "license": "MIT"}
 
     def compile(self, job: Job) -> None:
         import torch
@@ -68,6 +66,14 @@ class ReferenceSource(Source):
                 torch.empty(-(-shape.n // 32), shape.k // 32, dtype=torch.uint8),
             )
         return self._weights[shape]
+
+
+@functools.cache
+def _kernel_sources() -> str:
+    digest = hashlib.sha256()
+    for module in ("grammar.py", "kernel.py"):
+        digest.update((Path(__file__).parent / module).read_bytes())
+    return digest.hexdigest()
 
 
 def _activations(tokens: int, k: int) -> tuple[Any, Any]:
