@@ -19,7 +19,7 @@ import pytest
 
 from aiter_flydsl_prebuild.builder.pipeline import BuildRequest, build_pack
 from aiter_flydsl_prebuild.builder.progress import Progress
-from aiter_flydsl_prebuild.builder.remote import BATCHES, Batch, batches, compile_batch
+from aiter_flydsl_prebuild.builder.remote import Batch, batches, compile_batch
 from aiter_flydsl_prebuild.errors import CheckError
 from conftest import prebuild
 from packs import make_job
@@ -44,13 +44,15 @@ def dask_cluster() -> Iterator[Any]:
 
 def test_batches_take_about_as_long_as_each_other() -> None:
     jobs = [make_job(f"kernel{number}") for number in range(200)]
-    costs = {job: 1.0 + number % 7 for number, job in enumerate(jobs)}
-    found = list(batches(jobs, costs.__getitem__))
+    costs = [1.0 + number % 7 for number in range(len(jobs))]
+    found = list(batches(jobs, costs, 16))
     assert sorted(job.name for batch in found for job in batch) == sorted(job.name for job in jobs)
-    loads = [sum(costs[job] for job in batch) for batch in found]
-    assert len(found) <= BATCHES
+    by_job = dict(zip(jobs, costs, strict=True))
+    loads = [sum(by_job[job] for job in batch) for batch in found]
+    assert 14 <= len(found) <= 16
     assert max(loads[:-1]) <= min(loads[:-1]) + 7
-    assert list(batches([], costs.__getitem__)) == []
+    assert list(batches(jobs[::-1], costs[::-1], 16)) == found
+    assert list(batches([], [], 16)) == []
 
 
 def test_threads(here: Path, tmp_path: Path) -> None:
@@ -127,7 +129,12 @@ class Elsewhere(Executor):
 
 
 @pytest.mark.parametrize(
-    ("different", "said"), [({"linker": "LLD 1.0"}, "linker"), ({"code": "0" * 64}, "source reference")]
+    ("different", "said"),
+    [
+        ({"linker": "LLD 1.0"}, "linker"),
+        ({"code": "0" * 64}, "source reference"),
+        ({"project": "0" * 64}, "aiter-flydsl-prebuild"),
+    ],
 )
 def test_a_machine_that_is_not_like_the_planners(different: dict[str, str], said: str, tmp_path: Path) -> None:
     with pytest.raises(CheckError, match=f"this machine's {said} is not the one that the build was planned with"):

@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -367,8 +367,12 @@ def _build(options: argparse.Namespace) -> int:
     with (
         _output_folder(options.out) as out,
         tempfile.TemporaryDirectory(prefix="afp-pack-") as name,
-        dask_executor(options.scheduler) if options.scheduler else contextlib.nullcontext() as executor,
+        dask_executor(options.scheduler) if options.scheduler else contextlib.nullcontext((None, options.workers)) as (
+            executor,
+            workers,
+        ),
     ):
+        request = replace(request, workers=options.workers or workers)
         try:
             built = build_pack(request, out if request.shard else Path(name), Progress, executor)
         except KernelsFailedError as error:

@@ -20,7 +20,7 @@ from ..pack import Pack, PackError, read_header, zstd
 from ..sources import load_source
 from ..sources.base import Job, LeftOut, Options, Source
 from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
-from .digests import digest, own_code
+from .digests import compiling_code, digest, own_code
 from .gates import Gates, refusal
 from .keys import KernelKeys
 from .machine import default_workers
@@ -30,7 +30,7 @@ from .pool import Outcome, run_jobs
 from .progress import Progress
 from .proof import Proof, Subject, judge, prove
 from .reach import Range, to_json
-from .remote import Batch, run_batches
+from .remote import SLOTS, Batch, run_batches
 from .sharding import Shard, assign, costs_of
 from .store import Store, open_store
 from .toolchain import Toolchain, find_toolchain, worker_environment
@@ -39,11 +39,12 @@ from .toolchain import Toolchain, find_toolchain, worker_environment
 @dataclass(frozen=True)
 class BuildRequest:
     """What to build. ``cu_num`` empty means every partition of the arch that the tables have; ``rule`` None means the
-    source's own; ``timeout`` is in seconds for one kernel; ``workers`` None means as many as cores and memory allow.
-    ``keep_going`` builds a pack although kernels are missing, and lists them in its manifest. ``store`` is a folder, a
-    URL or ``off``; None means the user's choice (:func:`.store.open_store`). ``shard`` builds a part of the kernels: a
-    pack that nobody installs, to be merged with the other parts, and proven then. ``gates`` are what the pack must
-    pass, before it is proven, which takes longer."""
+    source's own; ``timeout`` is in seconds for one kernel; ``workers`` None means as many as cores and memory allow;
+    with an executor it says how many batches that runs at once. ``keep_going`` builds a pack although kernels are
+    missing, and lists them in its manifest. ``store`` is a folder, a URL or ``off``; None means the user's choice
+    (:func:`.store.open_store`). ``shard`` builds a part of the kernels: a pack that nobody installs, to be merged with
+    the other parts, and proven then. ``gates`` are what the pack must pass, before it is proven, which takes longer.
+    """
 
     source: str
     arch: str
@@ -290,10 +291,17 @@ def _compile_elsewhere(
     executor: Executor,
     on_event: Callable[[Outcome[Task, Compiled]], None],
 ) -> list[Outcome[Task, Compiled]]:
-    about = Batch((), request.timeout, flydsl, toolchain.linker_version, source.watched())
+    project = compiling_code(type(source))
+    about = Batch((), request.timeout, flydsl, toolchain.linker_version, source.watched(), project)
     tasks = {job: make_task(job, toolchain, None) for job in jobs}
     return run_batches(
-        jobs, executor, about=about, costs=source.cost, on_event=on_event, task_of=lambda job: tasks[job]
+        jobs,
+        executor,
+        about=about,
+        costs=costs_of(jobs, source),
+        slots=request.workers or SLOTS,
+        on_event=on_event,
+        task_of=lambda job: tasks[job],
     )
 
 

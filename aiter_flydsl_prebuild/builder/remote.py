@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,18 @@ from ..pack import Pack
 from ..sources import load_source
 from ..sources.base import Job
 from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
+from .digests import compiling_code
 from .packing import encode_kernel, unpacked
 from .pool import Kind, Outcome, run_jobs
+from .sharding import longest_first
 from .toolchain import find_toolchain, worker_environment
 
-BATCHES = 16
-"""Into how many batches a build's jobs are cut: some for each machine, so that a slow one does not hold up the rest."""
+BATCHES = 4
+"""How many batches there are for each one that an executor runs at once: a slow or lost one does not hold up the rest.
+More would cost more than they even out: a batch's process imports torch and FlyDSL, which takes seconds."""
+
+SLOTS = 4
+"""How many batches an executor runs at once, where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Batch:
     flydsl: FlyDSL
     linker: str
     code: str
+    project: str
 
 
 @dataclass(frozen=True)
@@ -80,13 +87,16 @@ def run_batches(
     executor: Executor,
     *,
     about: Batch,
-    costs: Callable[[Job], float],
+    costs: Sequence[float],
+    slots: int,
     on_event: Callable[[Outcome[Task, Compiled]], None],
     task_of: Callable[[Job], Task],
 ) -> list[Outcome[Task, Compiled]]:
     """Compile jobs through an executor; outcomes in the order of the jobs.
 
     :param about: a batch without jobs.
+    :param costs: what each job takes, against the others.
+    :param slots: how many batches the executor runs at once.
     :raises CheckError: a machine of the executor is not like this one.
     """
     outcomes: dict[Job, Outcome[Task, Compiled]] = {}
@@ -112,7 +122,7 @@ def run_batches(
         on_event(outcomes[job])
 
     try:
-        for batch in batches(jobs, costs):
+        for batch in batches(jobs, costs, BATCHES * slots):
             submit(batch)
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -135,15 +145,14 @@ def run_batches(
     return [outcomes[job] for job in jobs]
 
 
-def batches(jobs: Sequence[Job], costs: Callable[[Job], float], count: int = BATCHES) -> Iterator[tuple[Job, ...]]:
-    """Jobs in batches that take about as long as each other, the longest jobs first."""
-    ordered = sorted(jobs, key=lambda job: (-costs(job), job.label))
-    share = sum(map(costs, ordered)) / count
+def batches(jobs: Sequence[Job], costs: Sequence[float], count: int) -> Iterator[tuple[Job, ...]]:
+    """Jobs in ``count`` batches or fewer that take about as long as each other, the longest jobs first."""
+    share = sum(costs) / count
     batch: list[Job] = []
     load = 0.0
-    for job in ordered:
+    for job, cost in longest_first(jobs, costs):
         batch.append(job)
-        load += costs(job)
+        load += cost
         if load >= share:
             yield tuple(batch)
             batch, load = [], 0.0
@@ -152,7 +161,7 @@ def batches(jobs: Sequence[Job], costs: Callable[[Job], float], count: int = BAT
 
 
 def _with_jobs(about: Batch, jobs: tuple[Job, ...]) -> Batch:
-    return Batch(jobs, about.timeout, about.flydsl, about.linker, about.code)
+    return replace(about, jobs=jobs)
 
 
 def _said(error: BaseException) -> str:
@@ -160,8 +169,8 @@ def _said(error: BaseException) -> str:
 
 
 @contextmanager
-def dask_executor(address: str) -> Iterator[Executor]:
-    """The executor of a Dask cluster, by the address of its scheduler.
+def dask_executor(address: str) -> Iterator[tuple[Executor, int]]:
+    """The executor of a Dask cluster, by the address of its scheduler, and how many batches it runs at once now.
 
     :raises InputError: Dask is not installed, or no scheduler answers.
     """
@@ -174,7 +183,8 @@ def dask_executor(address: str) -> Iterator[Executor]:
     except (OSError, ValueError, TimeoutError) as error:
         raise InputError(f"{address}: no Dask scheduler answers: {_said(error)}") from error
     with client:
-        yield client.get_executor(pure=False, retries=2)
+        # A cluster may have no worker yet, and get them when there is work.
+        yield client.get_executor(pure=False, retries=2), sum(client.nthreads().values()) or SLOTS
 
 
 # ---- the machine's side ----------------------------------------------------------------------------------------------
@@ -187,6 +197,7 @@ def _compile_here(batch: Batch) -> list[Answer]:
         ("FlyDSL", (batch.flydsl.version, batch.flydsl.identities), (here.version, here.identities)),
         ("linker", batch.linker, toolchain.linker_version),
         (f"source {source.name}", batch.code, source.watched()),
+        ("aiter-flydsl-prebuild", batch.project, compiling_code(type(source))),
     ):
         if there != mine:
             raise CheckError(f"this machine's {what} is not the one that the build was planned with")

@@ -56,18 +56,21 @@ def assign(jobs: Sequence[Job], of: int, costs: Sequence[float]) -> Assignment:
 
     :param costs: of each job, in their order.
     """
-    parts: list[list[int]] = [[] for _ in range(of)]
-    labels = [job.label for job in jobs]
+    parts: list[list[Job]] = [[] for _ in range(of)]
     loads = [(0.0, part) for part in range(of)]
-    for index in sorted(range(len(jobs)), key=lambda index: (-costs[index], labels[index])):
+    for job, cost in longest_first(jobs, costs):
         load, part = loads[0]
-        parts[part].append(index)
-        heapq.heapreplace(loads, (load + costs[index], part))
-    spread = digest([[labels[index] for index in part] for part in parts])
-    return Assignment(tuple(tuple(jobs[index] for index in part) for part in parts), spread)
+        parts[part].append(job)
+        heapq.heapreplace(loads, (load + cost, part))
+    return Assignment(tuple(map(tuple, parts)), digest([[job.label for job in part] for part in parts]))
 
 
-def costs_of(jobs: Sequence[Job], source: Source, times: Path | None) -> list[float]:
+def longest_first(jobs: Sequence[Job], costs: Sequence[float]) -> list[tuple[Job, float]]:
+    """Jobs with their costs; where these are equal the labels decide, and never the order that the jobs came in."""
+    return sorted(zip(jobs, costs, strict=True), key=lambda pair: (-pair[1], pair[0].label))
+
+
+def costs_of(jobs: Sequence[Job], source: Source, times: Path | None = None) -> list[float]:
     """What each job takes: seconds as measured, the source's estimate brought to their scale where there are none.
 
     :raises InputError: the file with the seconds is not one.
