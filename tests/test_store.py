@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ BUILD = ("build", "--tokens", "1..1", "--json")
 KERNELS = 18
 
 
-def build(where: Path | str, out: Path, *more: str) -> dict[str, Any]:
-    done = prebuild(*BUILD, "--store", str(where), "--out", str(out), *more)
+def build(where: Path | str, out: Path, *more: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    done = prebuild(*BUILD, "--store", str(where), "--out", str(out), *more, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -181,6 +182,43 @@ def test_a_store_by_url(filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> 
     assert "nosuch://place: is no store" in unknown.stderr
 
 
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """An environment with a server that speaks S3, and a bucket there."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        variables = {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        pytest.importorskip("s3fs").S3FileSystem().mkdir("bucket")
+        yield {**os.environ, **variables}
+    finally:
+        server.stop()
+
+
+def test_a_store_in_a_bucket(s3: dict[str, str], filled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    url = "s3://bucket/kernels"
+    first, again = (build(url, tmp_path / "dist", environment=s3) for _ in range(2))
+    assert [(one["compiled"], one["reused"], one["warnings"]) for one in (first, again)] == [
+        (KERNELS, 0, []),
+        (0, KERNELS, []),
+    ]
+    assert same_wheel(filled[1], again)
+    shelf = store.Remote(url)
+    assert len(store.compile_times(shelf)) == KERNELS
+    assert len(store.collect_garbage(shelf, keep_seconds=3600, keep_bytes=0)) == KERNELS + 2
+    assert list(shelf.items()) == []
+    (warning,) = build("s3://no-such-bucket", tmp_path / "dist", environment=s3)["warnings"]
+    assert "the store s3://no-such-bucket cannot be written to" in warning
+
+
 def test_garbage_goes_by_age_and_by_size(copied: Path) -> None:
     old = kernels(copied)[:4]
     for path in old:
@@ -202,10 +240,27 @@ def test_a_memo_is_asked_once(tmp_path: Path) -> None:
 
     kept = store.open_store(str(tmp_path))
     assert [kept.remember("key", ask) for _ in range(3)] == [{"answer": 1}] * 3
-    (tmp_path / "memos" / "key.json").write_text("{")
-    assert kept.remember("key", ask) == {"answer": 2}
-    assert "damaged" in kept.warnings[0]
-    assert store.open_store("off").remember("key", ask) == {"answer": 3}
+    memo = tmp_path / "memos" / "key.json"
+    sound = memo.read_text()
+    for number, damaged in enumerate(["{", "7", "null", "{}", sound.replace('"answer": 1', '"answer": 7')], 2):
+        memo.write_text(damaged)
+        assert kept.remember("key", ask) == {"answer": number}
+        assert "damaged" in kept.warnings.pop()
+    assert store.open_store("off").remember("key", ask) == {"answer": len(asked)}
+
+
+def test_asking_for_times_uses_nothing(copied: Path, filled: tuple[Path, dict[str, Any]]) -> None:
+    kept = kernels(copied)
+    for path in kept:
+        os.utime(path, (0, 0))
+    kept[0].write_bytes(b"damaged")
+    times = json.loads(prebuild("store", "times", "--store", str(copied)).stdout)["seconds_of"]
+    assert len(times) == KERNELS - 1
+    assert (
+        times.items()
+        <= {label: pytest.approx(value, abs=1e-4) for label, value in filled[1]["seconds_of"].items()}.items()
+    )
+    assert {path.stat().st_mtime for path in kept[1:]} == {0}
 
 
 def test_the_users_own_store_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

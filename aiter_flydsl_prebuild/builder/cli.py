@@ -631,7 +631,7 @@ def _store_stats(options: argparse.Namespace) -> int:
 def _store_times(options: argparse.Namespace) -> int:
     from .store import compile_times, open_store
 
-    _print_json({"seconds_of": compile_times(open_store(options.store))})
+    _print_json({"seconds_of": compile_times(open_store(options.store).shelf())})
     return 0
 
 

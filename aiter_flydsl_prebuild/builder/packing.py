@@ -16,7 +16,7 @@ from .. import __version__
 from ..discovery import SUFFIX
 from ..errors import CheckError
 from ..flydsl_cache import Entry, python_tag
-from ..pack import FORMAT, MAGIC, Pack, zstd
+from ..pack import FORMAT, MAGIC, Pack, PackError, zstd
 from ..sources.base import Job, job_of
 from .codeobject import CodeFacts
 from .compiling import Compiled, CompiledEntry, FlyDSL
@@ -136,22 +136,26 @@ def encode_kernel(compiled: Compiled, flydsl: FlyDSL, about: dict[str, Any]) -> 
 def unpacked(pack: Pack) -> Iterator[Compiled]:
     """The kernels of a pack as their compiles gave them: what :func:`make_manifest` takes.
 
-    :raises PackError: a payload is not what the manifest says.
+    :raises PackError: a payload is not what the manifest says, or the manifest is not of its form.
     """
     texts = list(pack.payloads())
-    for kernel in pack.kernels:
-        entries = tuple(
-            CompiledEntry(
-                entry.get("artifact_key"),
-                tuple(sorted(entry.get("paths", {}).items())),
-                Entry(texts[entry["payload"]], entry["fields"]),
-                tuple(CodeFacts(**code) for code in entry["code"]),
-            )
-            for entry in kernel.facts["entries"]
-        )
+    try:
         # Packs of one kernel tell what it took to compile.
         seconds = float(pack.manifest.get("seconds", 0.0))
-        yield Compiled(job_of(pack, kernel.facts), entries, kernel.bitcode, seconds)
+        for kernel in pack.kernels:
+            entries = tuple(_entry(facts, texts) for facts in kernel.facts["entries"])
+            yield Compiled(job_of(pack, kernel.facts), entries, kernel.bitcode, seconds)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PackError(f"{pack.path}: broken manifest: {type(error).__name__}: {error}") from error
+
+
+def _entry(facts: dict[str, Any], texts: list[str]) -> CompiledEntry:
+    return CompiledEntry(
+        facts.get("artifact_key"),
+        tuple(sorted(facts.get("paths", {}).items())),
+        Entry(texts[facts["payload"]], facts["fields"]),
+        tuple(CodeFacts(**code) for code in facts["code"]),
+    )
 
 
 def _order(job: Job) -> tuple[Any, ...]:

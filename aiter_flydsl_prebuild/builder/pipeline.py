@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -127,7 +128,7 @@ def build_pack(
     if request.shard is not None:
         jobs, about["shard"] = _part(plan, request.shard)
     keys = KernelKeys(plan.source, flydsl, toolchain)
-    recalled = dict(_recall(jobs, keys, store))
+    recalled = _recall(jobs, keys, store)
     left = tuple(job for job in jobs if job not in recalled)
     with progress(len(left)) if left else contextlib.nullcontext() as display:
 
@@ -185,18 +186,20 @@ def _part(plan: Plan, shard: Shard) -> tuple[tuple[Job, ...], dict[str, Any]]:
     return found.parts[shard.index - 1], about
 
 
-def _recall(jobs: tuple[Job, ...], keys: KernelKeys, store: Store) -> Iterator[tuple[Job, Compiled]]:
+def _recall(jobs: tuple[Job, ...], keys: KernelKeys, store: Store) -> dict[Job, Compiled]:
     """The kernels that the store has, by their jobs."""
-    for job in jobs:
-        for name in keys.names(job) if store.where else ():
-            if (kernel := _recalled(name, job, store)) is not None:
-                yield job, kernel
+    names = {job: keys.names(job) for job in jobs} if store.where else {}
+    packs = store.packs([name for some in names.values() for name in some])
+    recalled = {}
+    for job, some in names.items():
+        for name in some:
+            if name in packs and (kernel := _recalled(name, packs[name], job, store)) is not None:
+                recalled[job] = kernel
                 break
+    return recalled
 
 
-def _recalled(name: str, job: Job, store: Store) -> Compiled | None:
-    if (pack := store.pack(name)) is None:
-        return None
+def _recalled(name: str, pack: Pack, job: Job, store: Store) -> Compiled | None:
     try:
         kernels = list(unpacked(pack))
     except PackError as error:
@@ -219,9 +222,11 @@ def _encoded(manifest: dict[str, Any], payloads: list[bytes], store: Store) -> b
     """The pack's bytes, which take seconds to compress: out of the store, where this pack was made before."""
     about = {"manifest": manifest, "level": LEVEL, "code": own_code(), "zstd": zstd().zstd_version}
     name = f"packs/{digest(about)}"
-    # The manifest holds the sha256 of every payload.
-    if (kept := store.pack(name)) is not None:
-        return kept.content
+    if (kept := store.packs([name]).get(name)) is not None:
+        # The manifest holds the sha256 of every payload.
+        if kept.manifest == json.loads(json.dumps(manifest)):
+            return kept.content
+        store.discard(name, f"{kept.path}: not the pack that its name says")
     data = encode_pack(manifest, payloads)
     store.keep_pack(name, data)
     return data

@@ -19,7 +19,7 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from typing import Any
 from ..discovery import SUFFIX
 from ..errors import InputError
 from ..pack import Pack, PackError
-from ..sources.base import job_of
+from .digests import digest
+from .packing import unpacked
 
 VARIABLE = "AITER_FLYDSL_PREBUILD_STORE"
 """Where the store is, a folder or an fsspec URL; ``off`` for none."""
@@ -56,22 +57,22 @@ class Store:
             raise InputError("the kernel store is switched off")
         return self._shelf
 
-    def pack(self, name: str) -> Pack | None:
-        """A pack that was kept under a name; None where there is none, or a damaged one, which is said and removed."""
-        data = self._read(name + SUFFIX)
-        if data is None:
-            return None
-        try:
-            return Pack(f"{self.where}/{name}{SUFFIX}", data)
-        except PackError as error:
-            self.discard(name, str(error))
-            return None
+    def packs(self, names: Sequence[str]) -> dict[str, Pack]:
+        """The packs that were kept under some of these names. A damaged one is said and removed."""
+        found = {}
+        for name, data in self._read([name + SUFFIX for name in names]).items():
+            try:
+                found[name.removesuffix(SUFFIX)] = Pack(f"{self.where}/{name}", data)
+            except PackError as error:
+                self.discard(name.removesuffix(SUFFIX), str(error))
+        return found
 
     def discard(self, name: str, why: str) -> None:
         """Remove a pack that is no good, and say so."""
         self.warnings.append(f"{why}; it is made again")
-        with contextlib.suppress(OSError):
-            self.shelf().remove(name + SUFFIX)
+        if self._shelf is not None:
+            with contextlib.suppress(OSError):
+                self._shelf.remove(name + SUFFIX)
 
     def keep_pack(self, name: str, data: bytes) -> None:
         """Keep a pack's bytes under a name."""
@@ -80,25 +81,29 @@ class Store:
     def remember(self, key: str, ask: Callable[[], Any]) -> Any:
         """What ``ask`` answered when it was last asked under ``key``: something that JSON can hold."""
         name = f"memos/{key}.json"
-        if (data := self._read(name)) is not None:
+        if (data := self._read([name]).get(name)) is not None:
             try:
-                return json.loads(data)
-            except ValueError:
-                self.warnings.append(f"{self.where}/{name}: damaged; it is made again")
+                memo = json.loads(data)
+                if memo["sha256"] == digest(memo["answer"]):
+                    return memo["answer"]
+            except (ValueError, KeyError, TypeError):
+                pass
+            self.warnings.append(f"{self.where}/{name}: damaged; it is made again")
         answer = ask()
-        self._write(name, json.dumps(answer).encode())
+        self._write(name, json.dumps({"answer": answer, "sha256": digest(answer)}).encode())
         return answer
 
-    def _read(self, name: str) -> bytes | None:
+    def _read(self, names: Sequence[str]) -> dict[str, bytes]:
         if self._shelf is None:
-            return None
+            return {}
         try:
-            return self._shelf.read(name)
-        except FileNotFoundError:
-            return None
+            found = self._shelf.read(names)
+            for name in found:
+                self._shelf.use(name)
+            return found
         except Exception as error:  # A remote file system raises what its library raises.
             self._give_up("read", error)
-            return None
+            return {}
 
     def _write(self, name: str, data: bytes) -> None:
         if self._shelf is None:
@@ -129,8 +134,12 @@ class Shelf(ABC):
     where: str
 
     @abstractmethod
-    def read(self, name: str) -> bytes:
-        """An entry's bytes; FileNotFoundError where there is none."""
+    def read(self, names: Sequence[str]) -> dict[str, bytes]:
+        """The bytes of those of some entries that are there."""
+
+    def use(self, name: str) -> None:
+        """Note, where that can be, that an entry is of use now: garbage is what was of none for long."""
+        return None
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
@@ -152,12 +161,16 @@ class Folder(Shelf):
         self.where = str(root)
         self._root = root
 
-    def read(self, name: str) -> bytes:
-        path = self._root / name
-        data = path.read_bytes()
+    def read(self, names: Sequence[str]) -> dict[str, bytes]:
+        found = {}
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = (self._root / name).read_bytes()
+        return found
+
+    def use(self, name: str) -> None:
         with contextlib.suppress(OSError):
-            os.utime(path)  # for gc: it was used
-        return data
+            os.utime(self._root / name)
 
     def write(self, name: str, data: bytes) -> None:
         path = self._root / name
@@ -181,7 +194,7 @@ class Folder(Shelf):
 
 
 class Remote(Shelf):
-    """Any file system that fsspec knows, by URL. Objects of the remote kinds appear whole."""
+    """Any file system that fsspec knows, by URL."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -196,14 +209,38 @@ class Remote(Shelf):
             raise InputError(f"{url}: is no store: {error}") from error
         self.where = url.rstrip("/")
 
-    def read(self, name: str) -> bytes:
-        return bytes(self._fs.cat_file(f"{self._root}/{name}"))
+    def read(self, names: Sequence[str]) -> dict[str, bytes]:
+        if not names:
+            return {}
+        # Object stores answer many questions at a time.
+        answers = self._fs.cat([f"{self._root}/{name}" for name in names], on_error="return")
+        found = {}
+        for name in names:
+            answer = answers[f"{self._root}/{name}"]
+            if isinstance(answer, bytes):
+                found[name] = answer
+            elif not isinstance(answer, FileNotFoundError):
+                raise answer
+        return found
 
     def write(self, name: str, data: bytes) -> None:
         path = f"{self._root}/{name}"
-        # Object stores have no folders to make, and do not mind.
-        self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._fs.pipe_file(path, data)
+        if self._fs.async_impl:
+            # An object store, in terms of fsspec: it has no folders to make, and objects appear whole.
+            self._fs.pipe_file(path, data)
+            return
+        folder, _, last = path.rpartition("/")
+        self._fs.makedirs(folder, exist_ok=True)
+        temporary = f"{folder}/.{last}.{os.urandom(6).hex()}"
+        try:
+            self._fs.pipe_file(temporary, data)
+            self._fs.mv(temporary, path)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(temporary)
+            # Some do not rename onto a file: then another build's equal one is there.
+            if not self._fs.exists(path):
+                raise
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -262,12 +299,13 @@ def statistics(shelf: Shelf) -> Statistics:
     return Statistics(shelf.where, entries, sizes, oldest)
 
 
-def compile_times(store: Store) -> dict[str, float]:
-    """Seconds that each kernel in a store took to compile, by its job's label."""
+def compile_times(shelf: Shelf) -> dict[str, float]:
+    """Seconds that each kernel in a store took to compile, by its job's label; of several, the one used last."""
     times: dict[str, float] = {}
-    for item in store.shelf().items():
-        if item.name.startswith("kernels/") and (pack := store.pack(item.name.removesuffix(SUFFIX))) is not None:
-            times |= {job_of(pack, kernel.facts).label: pack.manifest["seconds"] for kernel in pack.kernels}
+    for item in sorted(shelf.items(), key=lambda item: item.used):
+        for data in shelf.read([item.name]).values() if item.name.startswith("kernels/") else ():
+            with contextlib.suppress(PackError):  # A build that comes upon it says so.
+                times |= {kernel.job.label: kernel.seconds for kernel in unpacked(Pack(item.name, data))}
     return dict(sorted(times.items()))
 
 
