@@ -88,6 +88,20 @@ def test_kernels_are_built_into_the_projects_own_wheel(tmp_path: Path) -> None:
     assert json.loads(run_verify.stdout)["kernels"] == len(jobs_of("reference", reach, "gfx950"))
 
 
+def test_what_one_project_compiled_another_takes_out_of_the_store(tmp_path: Path) -> None:
+    environment = {**os.environ, "AITER_FLYDSL_PREBUILD_STORE": str(tmp_path / "store")}
+    wheels = []
+    for name, compiles in (("one", True), ("two", False)):
+        project = make_project(tmp_path / name, TABLE + 'tokens = "1..1"\n')
+        run = pip_wheel(project, "--no-build-isolation", "--verbose", environment=environment)
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert ("compiling 18 kernels" in run.stdout + run.stderr) == compiles
+        wheel, names = names_in(project)
+        with zipfile.ZipFile(wheel) as archive:
+            wheels.append(archive.read(next(name for name in names if name.endswith(".fkpack"))))
+    assert wheels[0] == wheels[1]
+
+
 def test_the_projects_gates_stop_its_wheel(tmp_path: Path) -> None:
     project = make_project(tmp_path, TABLE + 'tokens = "1..1"\nmax-size = "1kB"\nrequire-coverage = "1..4"\n')
     run = pip_wheel(project, "--no-build-isolation")

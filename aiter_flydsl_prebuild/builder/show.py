@@ -107,8 +107,6 @@ def build(result: dict[str, Any]) -> None:
     )
     if result["reused"]:
         console.print(f"{result['compiled']} compiled, {result['reused']} out of the kernel store")
-    for warning in result["warnings"]:
-        console.print(f"warning: {warning}")
     if proof is None:
         console.print("not proven: a part of a build; merge joins all parts and proves them")
     else:

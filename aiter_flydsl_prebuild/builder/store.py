@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from abc import ABC, abstractmethod
@@ -35,9 +36,12 @@ VARIABLE = "AITER_FLYDSL_PREBUILD_STORE"
 
 OFF = "off"
 
+_logger = logging.getLogger("aiter_flydsl_prebuild")
+
 
 class Store:
-    """A store in a :class:`Shelf`. ``warnings`` tell what went wrong with it, a line each, and are for the user."""
+    """A store in a :class:`Shelf`. ``warnings`` tell what went wrong with it, a line each; they are logged as well, at
+    once, since a build that fails has nothing else to say them."""
 
     def __init__(self, shelf: Shelf | None) -> None:
         self._shelf = shelf
@@ -69,7 +73,7 @@ class Store:
 
     def discard(self, name: str, why: str) -> None:
         """Remove a pack that is no good, and say so."""
-        self.warnings.append(f"{why}; it is made again")
+        self._warn(f"{why}; it is made again")
         if self._shelf is not None:
             with contextlib.suppress(OSError):
                 self._shelf.remove(name + SUFFIX)
@@ -88,7 +92,7 @@ class Store:
                     return memo["answer"]
             except (ValueError, KeyError, TypeError):
                 pass
-            self.warnings.append(f"{self.where}/{name}: damaged; it is made again")
+            self._warn(f"{self.where}/{name}: damaged; it is made again")
         answer = ask()
         self._write(name, json.dumps({"answer": answer, "sha256": digest(answer)}).encode())
         return answer
@@ -115,8 +119,12 @@ class Store:
 
     def _give_up(self, what: str, error: Exception) -> None:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        self.warnings.append(f"the store {self.where} cannot be {what} ({why}); building on without it")
+        self._warn(f"the store {self.where} cannot be {what} ({why}); building on without it")
         self._shelf = None
+
+    def _warn(self, line: str) -> None:
+        self.warnings.append(line)
+        _logger.warning("aiter-flydsl-prebuild: %s", line)
 
 
 @dataclass(frozen=True)

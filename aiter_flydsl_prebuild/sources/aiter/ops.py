@@ -25,6 +25,9 @@ BMM_RUN = "ops/flydsl/batched_gemm_a8w8.py"
 MXPSH = "ops/flydsl/mxscale_preshuffle_kernels.py"
 MXPSH_NAMES = "ops/flydsl/gemm_tune/flydsl_gemm_mxscale_preshuffle_common.py"
 
+ON_THE_WAY = (GEMM, "ops/gemm_op_common.py", "jit/utils/chip_info.py")
+"""Files that every op's call passes through; the last one says which GPU it is on."""
+
 DTYPES = {"bf16": "bfloat16", "f16": "float16"}
 """Output types by the names that this project's options use."""
 
@@ -132,7 +135,7 @@ class PerToken(Op):
     )
     modules = ("ops.flydsl.gemm_kernels",)
     arches = ("gfx942", "gfx950")
-    passed = (GEMM, "ops/gemm_op_common.py", "ops/flydsl/gemm_kernels.py", "ops/flydsl/kernels/tensor_shim.py")
+    passed = (*ON_THE_WAY, "utility/dtypes.py", "ops/flydsl/gemm_kernels.py", "ops/flydsl/kernels/tensor_shim.py")
     fixed_dtype = False
     eight_waves = "flydsl_bpreshuffle_8w_"
 
@@ -208,7 +211,7 @@ class _Mxscale(Op):
     """What the two contracts of gemm_a8w8_blockscale_bpreshuffle with e8m0 scales share."""
 
     arches = ("gfx950",)
-    passed = (GEMM, "ops/gemm_op_common.py")
+    passed = ON_THE_WAY
     batched: ClassVar[bool]
 
     @classmethod
