@@ -347,6 +347,14 @@ def test_an_installed_wheel_serves(server: Path, tmp_path: Path) -> None:
     assert pack["in_place"] == pack["files"] == pack["fitting"] == pack["kernels"]
 
 
+def test_in_a_checkout_the_module_says_what_to_call(server: Path) -> None:
+    command = ["-m", "aiter_flydsl_prebuild", "plan"]
+    done = run_python(command, dict(os.environ), server, cwd=HERE.parent)
+    assert done.returncode == 2
+    assert done.stderr.endswith("is a source tree: call aiter-flydsl-prebuild in place of python -m, or go elsewhere\n")
+    assert run_python(command, dict(os.environ), server, cwd="/").returncode == 0
+
+
 def test_a_kernel_that_does_not_compile_stops_the_build(tmp_path: Path) -> None:
     arguments = ("build", "--source", "sources_for_tests:Raises", "--tokens", "1..8", "--out", tmp_path / "dist")
     run = prebuild(*arguments, environment=WITH_TEST_SOURCES)

@@ -40,7 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PrebuildError as error:
         return _complain(str(error), 1 if isinstance(error, CheckError) else 2, as_json)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in _BUILD_MODULES:
+        name = error.name or ""
+        if name.startswith("aiter_flydsl_prebuild."):
+            # In a checkout Python takes the sources of the working folder, which lack what an installation maps in.
+            tree = Path(__file__).parent.parent.parent
+            text = f"{tree} is a source tree: call aiter-flydsl-prebuild in place of python -m, or go elsewhere"
+            return _complain(text, 2, as_json)
+        if name.split(".")[0] not in _BUILD_MODULES:
             raise
         advice = "pip install 'aiter-flydsl-prebuild[build,cross]' flydsl torch"
         return _complain(f"this command needs {error.name}, which is not installed: {advice}", 2, as_json)
