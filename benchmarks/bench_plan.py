@@ -1,9 +1,9 @@
-"""How long reading tuned tables, planning and spreading jobs take: seconds, peak memory, ratios to a csv.reader pass.
+"""How long it takes to read tuned tables, to plan, and what else grows with the jobs: spreading them, and their keys.
 
     python benchmarks/bench_plan.py [ROWS ...]          (default: 100000 1000000)
 
-Each table is generated, then read and planned for tokens 1..32768, and its jobs spread over 8 parts, in a process of
-its own, so that the peak is its own.
+Each table is generated, then read and planned for tokens 1..32768, its jobs spread over 8 parts, and their keys in the
+store computed, in a process of its own, so that the peak of memory is its own. Seconds are of CPU time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from aiter_flydsl_prebuild.builder.compiling import building_flydsl
+from aiter_flydsl_prebuild.builder.keys import KernelKeys
 from aiter_flydsl_prebuild.builder.reach import plan_reach
 from aiter_flydsl_prebuild.builder.sharding import assign, costs_of
 from aiter_flydsl_prebuild.builder.tables import read_tables
+from aiter_flydsl_prebuild.builder.toolchain import find_toolchain
 from aiter_flydsl_prebuild.sources import load_source
-from aiter_flydsl_prebuild.sources.base import Options, jobs_of
 
 TOKENS = (1, 32768)
 PARTS = 8
@@ -44,28 +46,37 @@ def write_table(path: Path, rows: int, shared: bool) -> None:
 
 
 def measure(path: Path) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with path.open(newline="") as file:
         count = sum(1 for _ in csv.reader(file))
-    plain = time.perf_counter() - start
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    plain = time.process_time() - start
+    before = _peak()
+    start = time.process_time()
     tables = read_tables([path])
-    read = time.perf_counter() - start
+    read = time.process_time() - start
     reach = plan_reach(tables, gfx=["gfx950"], cu_num=[256], tokens=TOKENS)
-    planned = time.perf_counter() - start
-    jobs = jobs_of("reference", reach, "gfx950", Options())
     source = load_source("reference")
-    parts = assign(jobs, PARTS, costs_of(jobs, source, None))
-    total = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    jobs = tuple(source.jobs(reach, "gfx950"))
+    planned = time.process_time() - start
+    peak = _peak()
+    assign(jobs, PARTS, costs_of(jobs, source))
+    spread = time.process_time() - start
+    keys = KernelKeys(source, building_flydsl(), find_toolchain())
+    begun = time.process_time()
+    for job in jobs:
+        keys.names(job)
+    keyed = time.process_time() - begun
     print(
-        f"{count - 1:>9,} rows {len(reach.shapes):>6,} shapes {reach.distinct_kernels:>9,} kernels | "
-        f"csv.reader {plain:6.2f} s | read {read:6.2f} s ({read / plain:5.1f}x) | "
-        f"plan {planned - read:6.2f} s ({(planned - read) / plain:5.1f}x) | "
-        f"{len(jobs):,} jobs spread over {len(parts.parts)} parts {total - planned:6.2f} s | all {total:6.2f} s | "
-        f"peak {peak / 1024:6.0f} MB (+{(peak - before) / 1024:.0f})"
+        f"{count - 1:>9,} rows {len(reach.shapes):>6,} shapes {len(jobs):>9,} jobs | csv.reader {plain:5.2f} s | "
+        f"read {read:5.2f} s, planned {planned - read:5.2f} s: {planned:5.2f} s ({planned / plain:4.1f}x), "
+        f"{peak:5.0f} MB (+{peak - before:.0f}) | "
+        f"spread over {PARTS} parts {spread - planned:5.2f} s, keys {keyed:5.2f} s, {_peak():5.0f} MB"
     )
+
+
+def _peak() -> float:
+    """The most memory that this process had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:

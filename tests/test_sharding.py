@@ -123,6 +123,11 @@ def test_what_is_no_whole_build_is_refused(whole: Path, parts: list[Path], tmp_p
     other.write_bytes(encode_pack({**manifest, "shard": {**manifest["shard"], "assignment": "another"}}, payloads))
     assert "split in different ways" in merge(parts[0], other, parts[2], out=out, status=1)["error"]
 
+    abroad = json.loads(json.dumps(manifest))
+    abroad["flydsl"]["identities"] = {"cp399": ["0" * 64]}
+    other.write_bytes(encode_pack(abroad, payloads))
+    assert "for several Pythons or FlyDSLs" in merge(parts[0], other, parts[2], out=out, status=1)["error"]
+
     # The same part with other code for a kernel: the kernel is named.
     changed = json.loads(json.dumps(manifest))
     changed["kernels"][0]["entries"][0]["fields"]["link_libs"] = ["other"]

@@ -10,16 +10,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aiter_flydsl_prebuild.builder import store
+from aiter_flydsl_prebuild.builder.compiling import building_flydsl
+from aiter_flydsl_prebuild.builder.keys import KernelKeys
+from aiter_flydsl_prebuild.builder.toolchain import Toolchain
 from aiter_flydsl_prebuild.errors import InputError
+from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.aiter import code, installed
 from aiter_flydsl_prebuild.sources.aiter.ops import OPS, PerToken
 from conftest import HERE, flydsl_environment, prebuild, run_python
+from packs import make_job
 
 BUILD = ("build", "--tokens", "1..1", "--json")
 KERNELS = 18
@@ -230,12 +236,17 @@ def test_a_store_in_a_bucket(s3: dict[str, str], filled: tuple[Path, dict[str, A
 
 def test_garbage_goes_by_age_and_by_size(copied: Path) -> None:
     old = kernels(copied)[:4]
-    for path in old:
+    theirs = copied / "kernels" / "notes.txt"
+    left = old[0].with_name(f".{old[0].name}.{'0' * 12}")  # by a writer that was killed
+    for path in (theirs, left):
+        path.write_text("")
+    for path in (*old, theirs, left):
         os.utime(path, (0, 0))
     removed = json.loads(prebuild("store", "gc", "--store", str(copied), "--days", "1", "--json").stdout)
-    assert removed["removed"] == 4
-    assert not any(path.exists() for path in old)
+    assert removed["removed"] == 5
+    assert not any(path.exists() for path in (*old, left))
     prebuild("store", "gc", "--store", str(copied), "--max-size", "10kB")
+    assert theirs.exists(), "not an entry of the store"
     assert sum(path.stat().st_size for path in copied.rglob("*") if path.is_file()) <= 10_000
     assert prebuild("store", "gc", "--max-size", "big").returncode == 2
 
@@ -277,6 +288,20 @@ def test_the_users_own_store_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp
     assert store.open_store().where is None
     with pytest.raises(InputError):
         store.open_store().shelf()
+
+
+def test_a_kernel_is_bound_to_the_bitcode_that_it_linked(toolchain: Toolchain, tmp_path: Path) -> None:
+    """Wherever that was: a machine of a cluster may have bitcode, and this one none."""
+    (tmp_path / "ocml.bc").write_bytes(b"bitcode")
+    here = replace(toolchain, bitcode=tmp_path)
+    source, flydsl, job = load_source("reference"), building_flydsl(), make_job()
+    with_bitcode, without = (KernelKeys(source, flydsl, replace(here, bitcode=b)) for b in (tmp_path, None))
+    portable, bound = with_bitcode.names(job)
+    assert without.names(job) == [portable]
+    for keys in (with_bitcode, without):
+        assert keys.name(job, None) == portable
+        assert keys.name(job, with_bitcode.bitcode) == bound
+        assert keys.name(job, "f" * 64) not in (portable, bound)
 
 
 # ---- what a kernel of AITER depends on -------------------------------------------------------------------------------

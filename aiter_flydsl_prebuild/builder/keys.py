@@ -41,14 +41,16 @@ class KernelKeys:
 
     def names(self, job: Job) -> list[str]:
         """Where a kernel of this job may be: without device bitcode, and with that of this machine."""
-        what = {"source": job.source, "arch": job.arch, "name": job.name, **job.shape.layer()}
-        key = digest([self._common, what, self._source.inputs(job)])
-        return [self._name(key, None), *([self._name(key, self.bitcode)] if self.bitcode else [])]
+        key = self._key(job)
+        return [self._name(key, bitcode) for bitcode in (None, *filter(None, [self.bitcode]))]
 
     def name(self, job: Job, bitcode: str | None) -> str:
         """Where a kernel goes that linked this bitcode, or none."""
-        names = self.names(job)
-        return names[0] if bitcode is None else names[-1]
+        return self._name(self._key(job), bitcode)
+
+    def _key(self, job: Job) -> str:
+        what = {"source": job.source, "arch": job.arch, "name": job.name, **job.shape.layer()}
+        return digest([self._common, what, self._source.inputs(job)])
 
     def _name(self, key: str, bitcode: str | None) -> str:
         return f"kernels/{key[:2]}/{key}" + (f"-{bitcode[:16]}" if bitcode else "")

@@ -83,6 +83,8 @@ def _incomplete(packs: Sequence[Pack]) -> list[str]:
         return []
     if len(parts) < len(shards):
         return ["some of these are parts of a build and some are whole; merge the parts alone"]
+    if any(pack.identities != packs[0].identities for pack in packs):
+        return ["these are parts for several Pythons or FlyDSLs; merge the parts for each, and then the wheels"]
     of = parts[0]["of"]
     if any(shard["of"] != of or shard["assignment"] != parts[0]["assignment"] for shard in parts):
         return ["these are parts of builds that were split in different ways; give each part the same --shard-times"]

@@ -296,8 +296,16 @@ def _compile_elsewhere(
     executor: Executor,
     on_event: Callable[[Outcome[Task, Compiled]], None],
 ) -> list[Outcome[Task, Compiled]]:
-    project = compiling_code(type(source))
-    about = Batch((), request.timeout, flydsl, toolchain.linker_version, source.watched(), project)
+    fingerprint = toolchain.fingerprint
+    about = Batch(
+        jobs=(),
+        timeout=request.timeout,
+        flydsl=flydsl,
+        linker=fingerprint.linker,
+        bitcode=fingerprint.bitcode,
+        code=source.watched(),
+        project=compiling_code(type(source)),
+    )
     tasks = {job: make_task(job, toolchain, None) for job in jobs}
     return run_batches(
         jobs,

@@ -44,12 +44,16 @@ SLOTS = 4
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs of one source for one arch; ``timeout`` is in seconds for one kernel. The rest must be the same there."""
+    """Jobs of one source for one arch; ``timeout`` is in seconds for one kernel.
+
+    The rest must be the same there, but for the device bitcode: a machine that has other compiles what needs none.
+    """
 
     jobs: tuple[Job, ...]
     timeout: float
     flydsl: FlyDSL
     linker: str
+    bitcode: str | None
     code: str
     project: str
 
@@ -201,7 +205,8 @@ def _compile_here(batch: Batch) -> list[Answer]:
     ):
         if there != mine:
             raise CheckError(f"this machine's {what} is not the one that the build was planned with")
-    bitcode_root = toolchain.rocm_root_with_bitcode()
+    same_bitcode = toolchain.fingerprint.bitcode == batch.bitcode
+    bitcode_root = toolchain.rocm_root_with_bitcode() if same_bitcode else None
     with tempfile.TemporaryDirectory(prefix="afp-batch-") as folder:
         environment = worker_environment(
             os.environ, rocm_root=toolchain.rocm_root, arch=batch.jobs[0].arch, folder=Path(folder)

@@ -18,6 +18,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,11 @@ VARIABLE = "AITER_FLYDSL_PREBUILD_STORE"
 """Where the store is, a folder or an fsspec URL; ``off`` for none."""
 
 OFF = "off"
+
+# Entries, and what writers that were killed left of them: whatever else lies in the folder is not the store's.
+_ENTRY = re.compile(
+    r"(kernels/[0-9a-f]{2}|packs|memos)/\.?[0-9a-f]{64}(-[0-9a-f]{16})?\.(fkpack|json)(\.[0-9a-f]{12})?", re.ASCII
+)
 
 _logger = logging.getLogger("aiter_flydsl_prebuild")
 
@@ -157,9 +163,13 @@ class Shelf(ABC):
     def remove(self, name: str) -> None:
         """Remove an entry, if it is there."""
 
-    @abstractmethod
     def items(self) -> Iterator[Item]:
         """Every entry."""
+        return (item for item in self.files() if _ENTRY.fullmatch(item.name))
+
+    @abstractmethod
+    def files(self) -> Iterator[Item]:
+        """All that lies there."""
 
 
 class Folder(Shelf):
@@ -193,7 +203,7 @@ class Folder(Shelf):
     def remove(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)
 
-    def items(self) -> Iterator[Item]:
+    def files(self) -> Iterator[Item]:
         for path in self._root.rglob("*"):
             with contextlib.suppress(FileNotFoundError):
                 state = path.stat()
@@ -254,7 +264,7 @@ class Remote(Shelf):
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._root}/{name}")
 
-    def items(self) -> Iterator[Item]:
+    def files(self) -> Iterator[Item]:
         try:
             found = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
