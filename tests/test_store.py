@@ -230,8 +230,15 @@ def test_a_store_in_a_bucket(s3: dict[str, str], filled: tuple[Path, dict[str, A
     assert len(store.compile_times(shelf)) == KERNELS
     assert len(store.collect_garbage(shelf, keep_seconds=3600, keep_bytes=0)) == KERNELS + 2
     assert list(shelf.items()) == []
-    (warning,) = build("s3://no-such-bucket", tmp_path / "dist", environment=s3)["warnings"]
-    assert "the store s3://no-such-bucket cannot be written to" in warning
+
+    nowhere = store.open_store("s3://no-such-bucket")
+    nowhere.keep_pack("packs/name", b"data")
+    assert nowhere.where is None
+    assert "the store s3://no-such-bucket cannot be written to" in nowhere.warnings[0]
+    gone = {**s3, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
+    stats = prebuild("store", "stats", "--store", url, environment=gone)
+    assert (stats.returncode, stats.stderr.count("\n")) == (1, 1)
+    assert f"aiter-flydsl-prebuild: {url}: " in stats.stderr
 
 
 def test_garbage_goes_by_age_and_by_size(copied: Path) -> None:

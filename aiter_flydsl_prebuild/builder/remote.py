@@ -35,8 +35,11 @@ from .sharding import longest_first
 from .toolchain import find_toolchain, worker_environment
 
 BATCHES = 4
-"""How many batches there are for each one that an executor runs at once: a slow or lost one does not hold up the rest.
-More would cost more than they even out: a batch's process imports torch and FlyDSL, which takes seconds."""
+"""How many batches there are for each that an executor runs at once: a slow or lost one does not hold up the rest."""
+
+FEW = 8
+"""Kernels that are too few for a batch, as long as every machine has one: its process imports torch and FlyDSL, which
+takes as long as some kernels."""
 
 SLOTS = 4
 """How many batches an executor runs at once, where nobody says."""
@@ -126,7 +129,7 @@ def run_batches(
         on_event(outcomes[job])
 
     try:
-        for batch in batches(jobs, costs, BATCHES * slots):
+        for batch in batches(jobs, costs, min(BATCHES * slots, max(slots, len(jobs) // FEW))):
             submit(batch)
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:

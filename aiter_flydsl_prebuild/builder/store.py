@@ -15,6 +15,7 @@ A store is a help and never a condition: one that cannot be read or written cost
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -111,7 +112,7 @@ class Store:
             for name in found:
                 self._shelf.use(name)
             return found
-        except Exception as error:  # A remote file system raises what its library raises.
+        except OSError as error:
             self._give_up("read", error)
             return {}
 
@@ -120,12 +121,11 @@ class Store:
             return
         try:
             self._shelf.write(name, data)
-        except Exception as error:
+        except OSError as error:
             self._give_up("written to", error)
 
-    def _give_up(self, what: str, error: Exception) -> None:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        self._warn(f"the store {self.where} cannot be {what} ({why}); building on without it")
+    def _give_up(self, what: str, error: OSError) -> None:
+        self._warn(f"the store {self.where} cannot be {what} ({error.strerror or error}); building on without it")
         self._shelf = None
 
     def _warn(self, line: str) -> None:
@@ -143,7 +143,7 @@ class Item:
 
 
 class Shelf(ABC):
-    """Where entries lie. All raise OSError, or what the file system's library raises."""
+    """Where entries lie. All raise OSError."""
 
     where: str
 
@@ -230,23 +230,28 @@ class Remote(Shelf):
     def read(self, names: Sequence[str]) -> dict[str, bytes]:
         if not names:
             return {}
-        # Object stores answer many questions at a time.
-        answers = self._fs.cat([f"{self._root}/{name}" for name in names], on_error="return")
         found = {}
-        for name in names:
-            answer = answers[f"{self._root}/{name}"]
-            if isinstance(answer, bytes):
-                found[name] = answer
-            elif not isinstance(answer, FileNotFoundError):
-                raise answer
+        with self._only_oserrors():
+            # Object stores answer many questions at a time.
+            answers = self._fs.cat([f"{self._root}/{name}" for name in names], on_error="return")
+            for name in names:
+                answer = answers[f"{self._root}/{name}"]
+                if isinstance(answer, bytes):
+                    found[name] = answer
+                elif not isinstance(answer, FileNotFoundError):
+                    raise answer
         return found
 
     def write(self, name: str, data: bytes) -> None:
         path = f"{self._root}/{name}"
-        if self._fs.async_impl:
-            # An object store, in terms of fsspec: it has no folders to make, and objects appear whole.
-            self._fs.pipe_file(path, data)
-            return
+        with self._only_oserrors():
+            if self._fs.async_impl:
+                # An object store, in terms of fsspec: it has no folders to make, and objects appear whole.
+                self._fs.pipe_file(path, data)
+            else:
+                self._write_and_rename(path, data)
+
+    def _write_and_rename(self, path: str, data: bytes) -> None:
         folder, _, last = path.rpartition("/")
         self._fs.makedirs(folder, exist_ok=True)
         temporary = f"{folder}/.{last}.{os.urandom(6).hex()}"
@@ -261,20 +266,30 @@ class Remote(Shelf):
                 raise
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with self._only_oserrors(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._root}/{name}")
 
     def files(self) -> Iterator[Item]:
-        try:
-            found = self._fs.find(self._root, detail=True)
-        except FileNotFoundError:
-            return
+        with self._only_oserrors():
+            try:
+                found = self._fs.find(self._root, detail=True)
+            except FileNotFoundError:
+                return
         for path, about in found.items():
             modified = next(
                 (about[key] for key in ("mtime", "LastModified", "updated", "created") if key in about), 0.0
             )
             used = modified.timestamp() if hasattr(modified, "timestamp") else float(modified)
             yield Item(path[len(self._root) :].lstrip("/"), int(about.get("size") or 0), used)
+
+    @contextlib.contextmanager
+    def _only_oserrors(self) -> Iterator[None]:
+        """Libraries of file systems raise errors of their own, and none names the file system."""
+        try:
+            yield
+        except Exception as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            raise OSError(getattr(error, "errno", None) or errno.EIO, why, self.where) from error
 
 
 def open_store(where: str | None = None) -> Store:
