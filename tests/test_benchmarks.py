@@ -15,7 +15,5 @@ def test_every_way_to_build_in_short() -> None:
     lines = {line[:34].strip(): line[34:].split() for line in done.stdout.splitlines()}
     ways = ("full build", "2 parts, merged and proven", "Dask cluster on this machine", "bare calls")
     assert [lines[way][0] for way in ways] == ["18"] * len(ways)
-    compiled, wall = lines["unchanged"][:2]
-    assert compiled == "0"
-    assert float(wall) < 5
+    assert lines["unchanged"][0] == "0"
     assert "4 wheels, 1 different" in done.stdout
