@@ -6,7 +6,11 @@ from collections.abc import Iterable
 
 
 class PrebuildError(Exception):
-    """Base of all errors that this project raises on purpose. ``str(error)`` is the whole message."""
+    """Base of all errors that this project raises on purpose. ``str(error)`` is the whole message.
+
+    The command line ends with exit status 1, except for :class:`InputError`: 1 means that the check failed or that the
+    work could not be done here, 2 that the user must give something else.
+    """
 
 
 class InputError(PrebuildError):

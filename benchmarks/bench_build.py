@@ -49,7 +49,7 @@ CLUSTER = """
 import sys
 from distributed import LocalCluster
 with LocalCluster(n_workers=int(sys.argv[1]), threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster:
-    from aiter_flydsl_prebuild.builder.cli import main
+    from aiter_flydsl_prebuild.cli.main import main
     sys.exit(main([*sys.argv[2:], "--scheduler", cluster.scheduler_address]))
 """
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,42 @@ def prebuild(*arguments: str | Path, environment: dict[str, str] | None = None) 
     """Run the command line in a process of its own."""
     command = ["-m", "aiter_flydsl_prebuild", *map(str, arguments)]
     return run_python(command, dict(os.environ) if environment is None else environment)
+
+
+def start_interruptible(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a process that SIGINT ends, also where this one ignores it, as a suite that a shell runs in the background.
+
+    A child inherits an ignored signal, and Python then sets no handler of its own.
+    """
+
+    def heed() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(command, text=True, preexec_fn=heed, **options)
+
+
+@pytest.fixture(scope="session")
+def project_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This project's own wheel, built from a copy of its tree."""
+    folder = tmp_path_factory.mktemp("project")
+    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks", "docs", "dist")
+    shutil.copytree(HERE.parent, folder / "tree", ignore=ignored)
+    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    run = run_python([*command, str(folder / "tree")], dict(os.environ))
+    assert run.returncode == 0, run.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def bare_server(project_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with this project, its requirement, and nothing else."""
+    root = tmp_path_factory.mktemp("bare") / "venv"
+    venv.create(root, with_pip=False)
+    python = root / "bin" / "python"
+    run = run_python(["-m", "pip", "--python", str(python), "install", "--quiet", str(project_wheel)], dict(os.environ))
+    assert run.returncode == 0, run.stderr
+    return python
 
 
 @pytest.fixture(scope="session")

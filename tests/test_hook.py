@@ -15,6 +15,7 @@ import pytest
 
 from aiter_flydsl_prebuild.builder.reach import plan_reach
 from aiter_flydsl_prebuild.builder.tables import read_tables
+from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
 from aiter_flydsl_prebuild.sources.base import jobs_of
 from aiter_flydsl_prebuild.sources.reference.source import table_path
 from conftest import HERE, prebuild
@@ -138,7 +139,7 @@ def test_a_finished_pack_in_an_isolated_build(tmp_path: Path, pack: Path) -> Non
     assert run.returncode == 0, run.stdout + run.stderr
     wheel, names = names_in(project)
     assert f"their_server/flydsl_kernels/{pack.name}" in names
-    assert wheel.name.endswith("-py3-none-any.whl" if "cp" not in pack.name else "-cp311-none-any.whl")
+    assert wheel.name.endswith("-py3-none-any.whl" if "cp" not in pack.name else f"-{interpreter_abi()}-none-any.whl")
 
 
 def test_this_project_can_carry_kernels_itself(tmp_path: Path, pack: Path) -> None:
@@ -167,11 +168,11 @@ def test_a_wheel_of_kernels_may_be_named_in_place_of_a_pack(tmp_path: Path, whee
 def test_kernels_of_one_abi_tag_the_wheel(tmp_path: Path) -> None:
     from packs import flydsl_here, make_compiled, make_pack
 
-    one_abi = flydsl_here(generation="call-key", identities={"cp311": ["0" * 64]})
+    one_abi = flydsl_here(generation="call-key", identities={interpreter_abi(): ["0" * 64]})
     pack = make_pack(tmp_path / "a.fkpack", [make_compiled(path="gemm_0/0.pkl")], one_abi)
     project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
     assert pip_wheel(project, "--no-build-isolation").returncode == 0
-    assert names_in(project)[0].name == "their_server-1.0-cp311-none-any.whl"
+    assert names_in(project)[0].name == f"their_server-1.0-{interpreter_abi()}-none-any.whl"
 
 
 @pytest.mark.parametrize("line", ["loader = false", ""])

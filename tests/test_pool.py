@@ -281,11 +281,12 @@ def test_the_main_module_does_not_run_again(tmp_path: Path) -> None:
     ids=["interrupt", "interrupt-from-terminal", "terminate", "kill"],
 )
 def test_no_worker_outlives_the_parent(tmp_path: Path, number: signal.Signals, whole_group: bool) -> None:
-    parent = subprocess.Popen(
+    from conftest import start_interruptible  # not above: the workers import this module, and need none of it
+
+    parent = start_interruptible(
         [sys.executable, "-c", f"import test_pool; test_pool.hang_in_two_workers({str(tmp_path)!r})"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
-        text=True,
         start_new_session=True,
     )
     pids: list[int] = []

@@ -12,10 +12,6 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import msgpack
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-
 from ..errors import PrebuildError
 
 _EMBEDDED = re.compile(r'#gpu\.object<#rocdl\.target<([^>]*)>.*?\bbin = "((?:[^"\\]|\\.)*)"', re.DOTALL)
@@ -72,6 +68,11 @@ def read_code_object(image: bytes) -> list[CodeFacts]:
 
     :raises PrebuildError: not an AMDGPU code object.
     """
+    # Here: extracting code objects, and reading packs, take neither.
+    import msgpack
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
     try:
         elf = ELFFile(io.BytesIO(image))
         if elf["e_machine"] != "EM_AMDGPU":

@@ -174,7 +174,7 @@ class _Slot:
             self._pool = ProcessPool(max_workers=1, initializer=_prepare, initargs=arguments, context=self._context)
         try:
             return cast("Future[bytes]", self._pool.schedule(_execute, args=(payload,), timeout=timeout))
-        except BrokenProcessPool as error:
+        except (BrokenProcessPool, OSError) as error:
             raise PrebuildError(f"a worker process could not be started: {error.__cause__ or error}") from error
 
     def finish(self, future: Future[bytes], timeout: float) -> tuple[Kind, Any, str]:

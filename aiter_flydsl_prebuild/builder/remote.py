@@ -27,6 +27,7 @@ from ..errors import CheckError, InputError, PrebuildError
 from ..pack import Pack
 from ..sources import load_source
 from ..sources.base import Job
+from . import needs
 from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
 from .digests import compiling_code
 from .packing import encode_kernel, unpacked
@@ -179,12 +180,12 @@ def _said(error: BaseException) -> str:
 def dask_executor(address: str) -> Iterator[tuple[Executor, int]]:
     """The executor of a Dask cluster, by the address of its scheduler, and how many batches it runs at once now.
 
-    :raises InputError: Dask is not installed, or no scheduler answers.
+    :raises MissingError: Dask is not installed.
+    :raises InputError: no scheduler answers.
     """
-    try:
-        from distributed import Client
-    except ImportError:
-        raise InputError("--scheduler needs Dask: pip install 'aiter-flydsl-prebuild[dask]'") from None
+    needs.require("--scheduler", "distributed")
+    from distributed import Client
+
     try:
         client = Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:

@@ -11,13 +11,13 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
 from ..pack import Pack
 from ..sources.base import LeftOut
+from . import needs
 from .occupancy import waves_per_simd
 from .reach import Range
 
@@ -93,16 +93,16 @@ class Row:
 def require() -> None:
     """Raise now, and not after a long build, where a library is missing.
 
-    :raises InputError: jinja2 or matplotlib is not installed.
+    :raises MissingError: jinja2 or matplotlib is not installed.
     """
-    if not all(map(find_spec, ("jinja2", "matplotlib"))):
-        raise InputError("a report needs jinja2 and matplotlib: pip install 'aiter-flydsl-prebuild[report]'")
+    needs.require("a report", "jinja2", "matplotlib")
 
 
 def write(subject: Subject, folder: Path) -> list[Path]:
     """Write all three files into a folder, which is made; returns their paths.
 
-    :raises InputError: a library is missing, or the folder cannot be written to.
+    :raises MissingError: a library is not installed.
+    :raises InputError: the folder cannot be written to.
     """
     require()
     # Everything is made before anything is written.

@@ -30,6 +30,7 @@ from typing import Any
 from ..discovery import SUFFIX
 from ..errors import InputError
 from ..pack import Pack, PackError
+from . import needs
 from .digests import digest
 from .packing import unpacked
 
@@ -215,12 +216,9 @@ class Remote(Shelf):
     """Any file system that fsspec knows, by URL."""
 
     def __init__(self, url: str) -> None:
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            raise InputError(
-                f"{url}: a store by URL needs fsspec: pip install 'aiter-flydsl-prebuild[store]'"
-            ) from None
+        needs.require(f"{url}, a store by URL,", "fsspec")
+        from fsspec.core import url_to_fs
+
         try:
             self._fs, self._root = url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
@@ -295,6 +293,7 @@ class Remote(Shelf):
 def open_store(where: str | None = None) -> Store:
     """The store that was asked for: a folder, a URL, or ``off``; by default what VARIABLE says, else the user's cache.
 
+    :raises MissingError: it is a URL, and fsspec is not installed.
     :raises InputError: it is a URL of no file system that is known here.
     """
     where = where or os.environ.get(VARIABLE) or default_folder()

@@ -82,15 +82,20 @@ def warm(
     :param progress: makes the display for a number of kernels; lines on stderr by default, None for silence.
     :param trusted: a source outside this project that may be imported. A pack names its source, and sources are code.
     """
-    import torch
-
+    packages = tuple(packages)
     started = time.perf_counter()
+    try:
+        import torch
+    except ImportError as error:
+        # A process without torch serves nothing; where kernels are installed, that is worth a line.
+        missing = f"torch cannot be imported, so no kernel can be called: {error}" if find_packs(packages) else None
+        return WarmReport(False, problems=[missing] if missing else [])
     report = WarmReport(bool(torch.cuda.is_available()))
-    report.problems += seed(tuple(packages)).problems
+    report.problems += seed(packages).problems
     monitor = start_monitor()
     compiled = monitor.compiled
     tasks: list[tuple[str, Callable[[], None]]] = []
-    for path in find_packs(tuple(packages)):
+    for path in find_packs(packages):
         try:
             tasks += _tasks(Pack(path), trusted, report.launched)
         except Exception as error:  # A server's start is worth more than what this saves.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from ..builder.needs import MODULES, MissingError
 from ..errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def load_source(name: str, options: Options | None = None) -> Source:
     """One of :data:`SOURCES`, or any other as ``package.module:Class``, a :class:`.base.Source`.
 
     :raises InputError: there is none of that name, it cannot be imported, or it does not know the options.
+    :raises MissingError: it needs a library that is not installed, and that an extra of this project brings.
     """
     from .base import Source
 
@@ -31,6 +33,11 @@ def load_source(name: str, options: Options | None = None) -> Source:
         raise InputError(f"source {name!r} is not known; write one of {', '.join(SOURCES)}, or package.module:Class")
     try:
         found = getattr(importlib.import_module(module), attribute)()
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in MODULES:
+            raise MissingError(f"source {name!r}", [missing]) from None
+        raise InputError(f"source {name!r} cannot be loaded: {error}") from error
     except (ImportError, AttributeError, TypeError) as error:
         raise InputError(f"source {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(found, Source):

@@ -1,4 +1,4 @@
-"""Results for people. Programs use ``--json``. Tables need rich, which the loader alone does not bring."""
+"""Results for people; programs use ``--json``. Plain lines, which need nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -7,37 +7,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
+    from ..builder.diffing import Difference
+    from ..builder.fromlog import Wanted
+    from ..builder.proof import Proof
+    from ..builder.reach import Range, Reach
+    from ..builder.store import Statistics
+    from ..builder.warming import WarmReport
     from ..report import SeedReport
     from ..sources.base import LeftOut
-    from .diffing import Difference
-    from .fromlog import Wanted
-    from .proof import Proof
-    from .reach import Range, Reach
-    from .store import Statistics
-    from .warming import WarmReport
 
 _LINES = 12
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    # markup off: kernel names and messages are text, whatever brackets they hold.
-    console = Console(markup=False, highlight=False, soft_wrap=True)
-    # In a file or a pipe a table is as wide as it needs to be.
-    return console if console.is_terminal else Console(markup=False, highlight=False, soft_wrap=True, width=240)
-
-
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
-    return table
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns that are as wide as they need to be: the first flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        first, *others = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
+        print(" ".join(cells).rstrip())
 
 
 def _count(ranges: Sequence[Range]) -> int:
@@ -49,45 +37,35 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> Non
 
     0 CUs are every partition that no row is for; ``beside`` counts compiles that no table leads to.
     """
-    table = _table("op", "arch", "CUs", "N", "K", "scales", "kernels", "other libraries", "uncovered")
+    header = ("op", "arch", "CUs", "N", "K", "scales", "kernels", "other libraries", "uncovered")
+    rows = []
     for one in reach.shapes:
         shape = one.shape
         other = ", ".join(f"{o.libtype} {_count(o.tokens)}" for o in one.other)
-        table.add_row(
-            *(
-                shape.op,
-                shape.gfx,
-                str(shape.cu_num),
-                str(shape.n),
-                str(shape.k),
-                shape.w_scale_block or shape.q_dtype_w or "",
-            ),
-            *(str(len(one.kernels)), other or "-", str(_count(one.uncovered)) if one.uncovered else "-"),
-        )
-    console = _console()
-    console.print(table)
+        layer = (shape.op, shape.gfx, str(shape.cu_num), str(shape.n), str(shape.k))
+        uncovered = str(_count(one.uncovered)) if one.uncovered else "-"
+        scales = shape.w_scale_block or shape.q_dtype_w or ""
+        rows.append((*layer, scales, str(len(one.kernels)), other or "-", uncovered))
+    _table(header, rows)
     skipped = ", ".join(f"{count} {reason}" for reason, count in reach.skipped_rows.items() if count) or "none"
-    console.print(
+    print(
         f"\n{reach.distinct_kernels} distinct kernels for tokens {reach.tokens[0]}..{reach.tokens[1]} "
         f"(rule {reach.rule}); rows without a kernel: {skipped}"
     )
     if beside:
-        console.print(f"{beside} compiles beside the tables")
+        print(f"{beside} compiles beside the tables")
     for lost in left_out:
-        console.print(f"left out: {lost}")
+        print(f"left out: {lost}")
 
 
 def log(found: Sequence[Wanted]) -> None:
     """A line for each launcher and weight that servers compiled, and which token counts the tables have no row for."""
-    table = _table("launcher", "N", "K", "compiles", "seconds", "tokens", "without a row")
+    rows = []
     for one in found:
         lost = [m for m, name in one.rows.items() if name is None]
-        table.add_row(
-            one.launcher,
-            *(str(value or "?") for value in (one.n, one.k)),
-            *(str(one.compiles), f"{one.seconds:.1f}", _few(one.tokens), _few(lost)),
-        )
-    _console().print(table)
+        layer = (one.launcher, *(str(value or "?") for value in (one.n, one.k)))
+        rows.append((*layer, str(one.compiles), f"{one.seconds:.1f}", _few(one.tokens), _few(lost)))
+    _table(("launcher", "N", "K", "compiles", "seconds", "tokens", "without a row"), rows)
 
 
 def _few(counts: Sequence[int]) -> str:
@@ -98,86 +76,86 @@ def build(result: dict[str, Any]) -> None:
     """The wheel and what it cost."""
     from ..sources.base import LeftOut
 
-    console = _console()
     proof = result["proof"]
-    console.print(result["wheel"] or result["part"])
-    console.print(
+    print(result["wheel"] or result["part"])
+    print(
         f"{result['kernels']} kernels for {result['shapes']} shapes in {result['seconds']} s "
         f"(compiling {result['compile_seconds']} s), {result['bytes']} bytes, {result['bytes_per_kernel']} a kernel"
     )
     if result["reused"]:
-        console.print(f"{result['compiled']} compiled, {result['reused']} out of the kernel store")
+        print(f"{result['compiled']} compiled, {result['reused']} out of the kernel store")
     if proof is None:
-        console.print("not proven: a part of a build; merge joins all parts and proves them")
+        print("not proven: a part of a build; merge joins all parts and proves them")
     else:
-        console.print(
+        print(
             f"proven: {proof['dispatches']} dispatches, {proof['calls']} calls, {proof['compiled']} compiles, "
             f"{proof['payloads']} payloads read by FlyDSL"
         )
     if result["uncovered"]:
-        console.print(f"{result['uncovered']} token counts are served by no row of the tables (inspect lists them)")
+        print(f"{result['uncovered']} token counts are served by no row of the tables (inspect lists them)")
     for one in result["left_out"]:
-        console.print(f"left out: {LeftOut(**one)}")
+        print(f"left out: {LeftOut(**one)}")
     if result["failed"]:
-        console.print(f"left out, {len(result['failed'])} kernels:")
+        print(f"left out, {len(result['failed'])} kernels:")
         for line in result["failed"]:
-            console.print(f"  {line}")
+            print(f"  {line}")
 
 
 def proof(found: Proof) -> None:
     """The verdict, the counts, and what is wrong."""
-    console = _console()
     kind = "cold run" if found.cold else "proof"
-    console.print(
+    print(
         f"{kind} {'holds' if found.ok else 'FAILED'}: {found.dispatches} dispatches, {found.calls} calls, "
         f"{found.kernels} kernels, {found.compiled} compiled, "
         f"{len(found.misses)} missed, {found.payloads} payloads read, {found.seconds:.1f} s"
     )
     lines = [] if found.ok else found.complaints()
     for line in lines[:_LINES]:
-        console.print(f"  {line}")
+        print(f"  {line}")
     if len(lines) > _LINES:
-        console.print(f"  … and {len(lines) - _LINES} more (--json has all)")
+        print(f"  … and {len(lines) - _LINES} more (--json has all)")
     if found.uncovered:
         total = sum(_count([(r[0], r[1]) for r in one["tokens"]]) for one in found.uncovered)
-        console.print(f"  {total} token counts are served by no row of the tables")
+        print(f"  {total} token counts are served by no row of the tables")
 
 
 def packs(summaries: Sequence[dict[str, Any]], written: Sequence[str]) -> None:
     """What is in each pack, a line a kernel."""
     from ..sources.base import LeftOut
 
-    console = _console()
     for pack in summaries:
         flydsl = pack["flydsl"]
-        console.print(
+        print(
             f"{pack['file']}: {len(pack['kernels'])} kernels for {pack['arch']}, flydsl {flydsl['version']} "
             f"({', '.join(sorted(flydsl['identities']))}), source {pack['source']['name']}, {pack['bytes']} bytes"
         )
-        console.print(
+        print(
             f"tokens {pack['plan']['tokens'][0]}..{pack['plan']['tokens'][1]}, rule {pack['plan']['rule']}, "
             f"linker {pack['toolchain']['linker']}, {len(pack['missing'])} missing\n"
         )
-        table = _table("kernel", "N", "K", "tokens", "VGPR", "AGPR", "SGPR", "LDS", "scratch", "spills", "code bytes")
+        header = ("kernel", "N", "K", "tokens", "VGPR", "AGPR", "SGPR", "LDS", "scratch", "spills", "code bytes")
+        rows = []
         for kernel in pack["kernels"]:
             for entry in kernel["entries"]:
                 for code in entry["code"]:
-                    table.add_row(
-                        *(kernel["name"], str(kernel["n"]), str(kernel["k"]), _ranges(kernel["tokens"])),
-                        *(str(code[key]) for key in ("vgpr", "agpr", "sgpr", "lds", "scratch")),
-                        *(str(code["vgpr_spills"] + code["sgpr_spills"]), str(code["code_object_bytes"])),
+                    rows.append(
+                        (
+                            *(kernel["name"], str(kernel["n"]), str(kernel["k"]), _ranges(kernel["tokens"])),
+                            *(str(code[key]) for key in ("vgpr", "agpr", "sgpr", "lds", "scratch")),
+                            *(str(code["vgpr_spills"] + code["sgpr_spills"]), str(code["code_object_bytes"])),
+                        )
                     )
-        console.print(table)
+        _table(header, rows)
         for shape in pack["plan"]["shapes"]:
             if shape["uncovered"]:
                 counts = _ranges(shape["uncovered"])
-                console.print(f"no row: {shape['op']}, N={shape['n']}, K={shape['k']}, tokens {counts}")
+                print(f"no row: {shape['op']}, N={shape['n']}, K={shape['k']}, tokens {counts}")
         for one in pack["plan"].get("left_out", []):
-            console.print(f"left out: {LeftOut(**one)}")
+            print(f"left out: {LeftOut(**one)}")
         for job in pack["missing"]:
-            console.print(f"missing: {job['name']} (N={job['n']}, K={job['k']}): {job['reason'].splitlines()[0]}")
+            print(f"missing: {job['name']} (N={job['n']}, K={job['k']}): {job['reason'].splitlines()[0]}")
     for path in written:
-        console.print(path)
+        print(path)
 
 
 def _ranges(ranges: Sequence[Sequence[int]]) -> str:
@@ -187,28 +165,27 @@ def _ranges(ranges: Sequence[Sequence[int]]) -> str:
 
 def difference(found: Difference) -> None:
     """The verdict, then a line for each kernel that is new, gone or changed, and for what describes the wheels."""
-    console = _console()
     words = "identical" if found.identical else "the same kernels" if found.same_kernels else "different kernels"
     old, new = found.bytes
-    console.print(f"{words}; packs of {old} and {new} bytes ({new - old:+})")
+    print(f"{words}; packs of {old} and {new} bytes ({new - old:+})")
     for name in found.only_old:
-        console.print(f"- {name}")
+        print(f"- {name}")
     for name in found.only_new:
-        console.print(f"+ {name}")
+        print(f"+ {name}")
     for pack in found.packs:
-        console.print(
+        print(
             f"{pack.arch}, flydsl {pack.flydsl}: {len(pack.added)} added, {len(pack.dropped)} dropped, "
             f"{len(pack.changed)} changed, {pack.same} the same"
         )
         for name, (before, after) in pack.about.items():
-            console.print(f"  {name}: {_value(before)} -> {_value(after)}")
+            print(f"  {name}: {_value(before)} -> {_value(after)}")
         for kernel in pack.added:
-            console.print(f"  + {kernel}")
+            print(f"  + {kernel}")
         for kernel in pack.dropped:
-            console.print(f"  - {kernel}")
+            print(f"  - {kernel}")
         for change in pack.changed:
             what = ", ".join(_change(name, before, after) for name, (before, after) in change.changes.items())
-            console.print(f"  ~ {change.kernel}: {what}")
+            print(f"  ~ {change.kernel}: {what}")
 
 
 def _change(name: str, before: Any, after: Any) -> str:

@@ -1,0 +1,37 @@
+"""``inspect``: what is in a wheel or a pack."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from ..errors import InputError
+from . import arguments
+from .result import Result
+
+HELP = "what is in a wheel or a pack"
+INTERRUPTED = "with --extract, only some files may have been written"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    arguments.wheel(parser)
+    parser.add_argument("--kernel", metavar="NAME", help="only kernels of this name")
+    parser.add_argument("--extract", type=Path, metavar="FOLDER", help="write their code objects and MLIR there")
+    arguments.packages(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    """List the kernels, and extract what was asked for."""
+    from ..builder.inspecting import extract, summarize
+    from ..builder.proof import open_subject
+    from . import show
+
+    with tempfile.TemporaryDirectory(prefix="afp-inspect-") as name, arguments.naming(args.wheel, name):
+        subject = open_subject(args.wheel, Path(name), args.package)
+        summaries = [summarize(path, args.kernel) for path in subject.packs]
+        written = [str(f) for path in subject.packs for f in extract(path, args.kernel, args.extract)]
+    if args.kernel and not any(summary["kernels"] for summary in summaries):
+        raise InputError(f"no kernel is called {args.kernel}")
+    return Result({"packs": summaries, "extracted": written}, lambda: show.packs(summaries, written))

@@ -1,0 +1,46 @@
+"""``merge``: join wheels or packs of one plan."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from . import arguments
+from .result import Result
+
+HELP = "join wheels or packs of one plan: several Pythons, or parts"
+INTERRUPTED = "no wheel was written"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="wheels or packs")
+    arguments.trusted(parser)
+    parser.add_argument("--no-proof", action="store_true", help="do not prove what parts of a build make up")
+    arguments.out(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Join them, prove what was not proven, and make a wheel."""
+    from ..builder import needs
+    from ..builder.merging import merge_packs
+    from ..builder.proof import open_subject
+    from ..builder.wheel import build_wheel, check_epoch
+
+    needs.require("merge", *needs.WHEEL)
+    check_epoch()
+    with arguments.output_folder(args.out) as out, tempfile.TemporaryDirectory(prefix="afp-merge-") as name:
+        packs: list[Path] = []
+        for number, wheel in enumerate(args.wheels):
+            packs += open_subject(wheel, Path(name, str(number))).packs
+        merged, proof = merge_packs(packs, Path(name), prove=not args.no_proof, trusted=args.source)
+        made = build_wheel(merged, out)
+
+    def show() -> None:
+        print(made)
+        if proof is not None:
+            print(f"proven: {proof.dispatches} dispatches, {proof.compiled} compiles")
+
+    value = {"wheel": str(made), "bytes": made.stat().st_size, "proof": proof.to_json() if proof else None}
+    return Result(value, show)

@@ -1,0 +1,53 @@
+"""``plan``: which kernels the tuned tables reach, for every token count."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import arguments
+from .result import Result
+
+if TYPE_CHECKING:
+    from ..sources.base import Job, LeftOut
+
+HELP = "which kernels the tuned tables reach, for every token count"
+INTERRUPTED = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--table", nargs="+", type=Path, metavar="FILE", help="tuned tables (default: the source's own)"
+    )
+    parser.add_argument("--from-log", type=Path, metavar="FILE", help="what servers compiled, from the monitor's log")
+    arguments.planning(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Plan, or, with ``--from-log``, list what servers compiled."""
+    from ..builder.fromlog import read_log, wanted
+    from ..builder.planning import plan_source
+    from ..builder.reach import parse_tokens, plan_reach, to_json
+    from ..builder.rules import RULES
+    from ..builder.tables import read_tables
+    from ..sources import load_source
+    from . import show
+
+    selected = {"cu_num": args.cu_num, "tokens": parse_tokens(args.tokens)}
+    source = load_source(args.source, arguments.asked_options(args))
+    rule = args.rule or (RULES[0] if args.table else source.rule())
+    if args.from_log is not None:
+        found = wanted(read_log(args.from_log), read_tables(args.table or source.tables()), rule)
+        return Result({"wanted": [one.to_json() for one in found]}, lambda: show.log(found))
+    left_out: tuple[LeftOut, ...] = ()
+    beside: tuple[Job, ...] = ()
+    if args.table:
+        reach = plan_reach(read_tables(args.table), gfx=[args.arch], rule=rule, **selected)
+    else:
+        plan = plan_source(source, arch=args.arch, rule=rule, **selected)
+        reach, left_out, beside = plan.reach, plan.left_out, plan.beside
+    more = {"left_out": [asdict(one) for one in left_out], "beside_tables": [job.name for job in beside]}
+    return Result({**to_json(reach), **more}, lambda: show.plan(reach, left_out, len(beside)))

@@ -1,0 +1,36 @@
+"""``startup``: seed in every Python process of this environment."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import InputError
+from .result import Result
+
+HELP = "seed in every Python process of this environment"
+INTERRUPTED = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--install", action="store_true", help="put the start-up file into site-packages")
+    what.add_argument("--remove", action="store_true", help="take it away again")
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Write the start-up file, or remove it."""
+    from ..startup import startup_file
+
+    name, content = startup_file()
+    path = Path(name)
+    try:
+        if args.install:
+            path.write_text(content, encoding="utf-8")
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; install into an environment of your own") from error
+    text = f"{name} {'written' if args.install else 'is not there any more'}"
+    return Result({"file": name, "installed": args.install}, lambda: print(text))

@@ -1,0 +1,41 @@
+"""``verify``: prove that serving compiles nothing."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from . import arguments
+from .result import Result
+
+HELP = "prove that serving compiles nothing"
+INTERRUPTED = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    arguments.wheel(parser)
+    parser.add_argument("--tokens", metavar="FIRST..LAST", help="token counts (default: those it was built for)")
+    arguments.trusted(parser)
+    parser.add_argument("--cold", action="store_true", help="without the kernels: count what would compile")
+    parser.add_argument(
+        "--exhaustive", action="store_true", help="call FlyDSL for every token count, not only at the ends"
+    )
+    arguments.packages(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Run the proof."""
+    from ..builder import needs
+    from ..builder.proof import open_subject, prove
+    from ..builder.reach import parse_tokens
+    from . import show
+
+    needs.require("verify", *needs.PROVING)
+    with tempfile.TemporaryDirectory(prefix="afp-verify-") as name:
+        tokens = parse_tokens(args.tokens) if args.tokens else None
+        with arguments.naming(args.wheel, name):
+            subject = open_subject(args.wheel, Path(name), args.package)
+            proof = prove(subject, cold=args.cold, exhaustive=args.exhaustive, tokens=tokens, trusted=args.source)
+    return Result(proof.to_json(), lambda: show.proof(proof), ok=proof.ok)
