@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from .target import Target
+
 SUFFIX = ".fkpack"
 FOLDER = "flydsl_kernels"
 """The folder inside a package that holds its packs."""
@@ -51,11 +53,53 @@ def mode_of(environ: Mapping[str, str]) -> str | None:
 
 
 def package_folders(name: str) -> list[str]:
-    """Where a package is, or would be: its own word if it is imported (also in editable form), else below sys.path."""
-    module = sys.modules.get(name)
-    homes = list(getattr(module, "__path__", ())) if module else []
+    """Where a package is, or would be: its own word if it is imported, what finders say, and below sys.path.
+
+    Nothing is imported, neither the package nor its parents.
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        return []
     # The empty entry is the working folder, also for join; that it may have been deleted is no error here.
-    return homes + [os.path.join(entry, *name.split(".")) for entry in sys.path]
+    return _found_by_import(name) + [os.path.join(entry, *name.split(".")) for entry in sys.path]
+
+
+# Finders that find nothing but what lies below sys.path, and this project's own, which seeds when it is asked.
+_NOT_ASKED = ("_frozen_importlib", "_frozen_importlib_external", f"{__package__}.startup")
+
+
+def _found_by_import(name: str) -> list[str]:
+    """Where the import system finds a package that is not simply below sys.path, as an editable install may not be."""
+    folders: list[str] | None = None
+    full = ""
+    for part in name.split("."):
+        full = f"{full}.{part}" if full else part
+        module = sys.modules.get(full)
+        homes = list(getattr(module, "__path__", ())) if module else _asked(full, folders)
+        if not homes:
+            homes = [os.path.join(folder, part) for folder in folders or ()]
+        folders = homes
+    return folders or []
+
+
+def _asked(name: str, path: list[str] | None) -> list[str]:
+    """The folders of a package by the finders of sys.meta_path; ``path`` is its parent's, None at the top."""
+    # setuptools' editable installs serve namespace packages by an entry that is no path, with a hook of its own.
+    entries = sys.path if path is None else path
+    hooked = any(entry and not os.path.isabs(entry) for entry in entries)
+    for finder in list(sys.meta_path):
+        module = getattr(finder, "__module__", "")
+        if module in _NOT_ASKED and not (hooked and module == "_frozen_importlib_external"):
+            continue
+        try:
+            spec = finder.find_spec(name, path)
+            folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+        except (
+            Exception
+        ):  # Any program may have put it there, and a namespace below a parent that is not imported fails.
+            continue
+        if folders:
+            return folders
+    return []
 
 
 def bundled_folder() -> str | None:
@@ -69,17 +113,54 @@ def bundled_folder() -> str | None:
 
 def find_packs(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> list[str]:
     """Paths of the packs of ``packages``, of the known packages and of PACKS_VARIABLE, each once."""
-    names = (*packages, *(p for p in KERNEL_PACKAGES if p not in packages))
-    homes = [home for name in names for home in package_folders(name)]
-    homes += [os.path.join(home, arch) for home in package_folders(KERNELS_NAMESPACE) for arch in _listed(home)]
-    folders = [os.path.join(home, FOLDER) for home in homes]
+    return look_for_packs(packages, environ)[0]
+
+
+def look_for_packs(
+    packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
+) -> tuple[list[str], list[str]]:
+    """:func:`find_packs`, and a line for each place that was named by the user and holds no pack."""
+    names = tuple(packages)
     found: dict[str, None] = {}
-    for place in [*folders, *filter(None, environ.get(PACKS_VARIABLE, "").split(os.pathsep))]:
-        if place.endswith(SUFFIX):
-            found[os.path.realpath(place)] = None
-            continue
-        found.update((os.path.realpath(os.path.join(place, n)), None) for n in _listed(place) if n.endswith(SUFFIX))
-    return list(found)
+    lines = []
+    for name in (*names, *(known for known in KERNEL_PACKAGES if known not in names)):
+        homes = package_folders(name)
+        packs = [pack for home in homes for pack in _packs_in(os.path.join(home, FOLDER))]
+        found.update(dict.fromkeys(packs))
+        if name in names and not packs:
+            lines.append(_without_packs(name, homes))
+    for home in package_folders(KERNELS_NAMESPACE):
+        for arch in _listed(home):
+            found.update(dict.fromkeys(_packs_in(os.path.join(home, arch, FOLDER))))
+    for place in filter(None, environ.get(PACKS_VARIABLE, "").split(os.pathsep)):
+        packs = [os.path.realpath(place)] if place.endswith(SUFFIX) else _packs_in(place)
+        found.update(dict.fromkeys(packs))
+        if not packs:
+            lines.append(f"{PACKS_VARIABLE} names {place}, {_what_is_wrong_with(place)}")
+    return list(found), lines
+
+
+def _packs_in(folder: str) -> list[str]:
+    return [os.path.realpath(os.path.join(folder, name)) for name in _listed(folder) if name.endswith(SUFFIX)]
+
+
+def _without_packs(name: str, homes: list[str]) -> str:
+    there = [home for home in homes if os.path.isdir(home)]
+    if there:
+        return f"package {name} ({there[0]}) holds no pack of kernels ({os.path.join(FOLDER, '*' + SUFFIX)})"
+    return f"package {name} is not installed in this environment; name it as Python imports it"
+
+
+def _what_is_wrong_with(place: str) -> str:
+    if place.endswith(".whl"):
+        return f"which is a wheel: install it, or name a folder with the {SUFFIX} files of it"
+    try:
+        os.listdir(place)
+    except NotADirectoryError:
+        return f"which is neither a pack (*{SUFFIX}) nor a folder"
+    except OSError as error:
+        return f"which cannot be read: {error.strerror or error}"
+    return "a folder without a pack of kernels"
 
 
 def _listed(folder: str) -> list[str]:
@@ -95,12 +176,22 @@ def locate_flydsl(search: list[str] | None = None) -> tuple[str, str] | None:
     The first match on ``sys.path`` wins, as for an import. importlib.metadata would do the same, at ten times the cost.
     """
     for entry in sys.path if search is None else search:
-        if not os.path.isfile(os.path.join(entry, "flydsl", "__init__.py")):
-            continue
-        folder = os.path.abspath(entry)
-        infos = [n for n in os.listdir(folder) if n.startswith("flydsl-") and n.endswith(".dist-info")]
-        return folder, os.path.join(folder, infos[0]) if len(infos) == 1 else ""
+        if os.path.isfile(os.path.join(entry, "flydsl", "__init__.py")):
+            folder = os.path.abspath(entry)
+            infos = flydsl_metadata(folder)
+            return folder, infos[0] if len(infos) == 1 else ""
+    for home in _found_by_import("flydsl") if search is None else ():
+        if os.path.isfile(os.path.join(home, "__init__.py")):
+            # The metadata of an editable install is where pip put it.
+            infos = [info for entry in sys.path for info in flydsl_metadata(entry)]
+            return os.path.dirname(home), infos[0] if len(infos) == 1 else ""
     return None
+
+
+def flydsl_metadata(folder: str) -> list[str]:
+    """Paths of FlyDSL's dist-info folders in a folder: one, unless something went wrong with an update."""
+    names = [name for name in _listed(folder) if name.startswith("flydsl-") and name.endswith(".dist-info")]
+    return [os.path.join(folder, name) for name in names]
 
 
 ROOT_VARIABLES = ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME")
@@ -138,12 +229,13 @@ def folder_in_use(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get(CACHE_VARIABLE, default_cache_dir())
 
 
-def fingerprint(arches: list[str], environ: Mapping[str, str] = os.environ) -> str:
-    """Changes whenever the fit of a pack could: FlyDSL's RECORD, the device bitcode, the arches, the Python."""
+def fingerprint(target: Target, environ: Mapping[str, str] = os.environ) -> str:
+    """Changes whenever the fit of a pack could: FlyDSL's RECORD, the device bitcode, the GPUs, the Python."""
     found = locate_flydsl()
     watched = [os.path.join(found[1], "RECORD")] if found and found[1] else []
     watched += bitcode_files(rocm_root(environ))
-    return "\n".join([sys.implementation.cache_tag or sys.version, *arches, *map(file_state, watched)])
+    gpus = [" ".join([arch, *map(str, target.units.get(arch, ()))]) for arch in target.arches]
+    return "\n".join([sys.implementation.cache_tag or sys.version, *gpus, *map(file_state, watched)])
 
 
 def file_state(path: str) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import flydsl_cache as cache
-from .flydsl_install import OWN_KEY, Install, imported_install
+from .compute_units import unserved
+from .flydsl_install import OWN_KEY, Install, ambiguity, imported_install
 from .pack import Pack, PackedEntry, PackedKernel
 
 _SHORT = 12
@@ -46,6 +47,8 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
         return Fit([], 0, [f"kernels are for {pack.arch}, {here}"])
     if install is None:
         return Fit([], 0, ["FlyDSL is not installed"])
+    if twice := ambiguity(install):
+        return Fit([], 0, [twice])
     if install.identity is None and any(i.startswith(OWN_KEY) for known in pack.identities.values() for i in known):
         # Only a pack that was built with such a FlyDSL makes it worth the import.
         install = imported_install(install)
@@ -101,6 +104,31 @@ def lost(pack: Pack) -> list[str]:
     if not pack.missing:
         return []
     return [f"{_count(len(pack.missing))} could not be built and will be compiled: {_names(pack.missing)}"]
+
+
+def other_units(pack: Pack, counts: Sequence[int]) -> list[str]:
+    """One reason for all kernels whose layers have rows for other numbers of compute units than these GPUs' alone.
+
+    They are put in place all the same: a GPU may be partitioned anew.
+    """
+    lost = unserved(pack, counts)
+    if not lost:
+        return []
+    theirs = " or ".join(map(str, sorted({number for _, numbers in lost for number in numbers})))
+    here = f"this GPU has {counts[0]}" if len(counts) == 1 else f"these GPUs have {' and '.join(map(str, counts))}"
+    if len(lost) == len(pack.kernels):
+        return [f"kernels are for {theirs} compute units, {here}"]
+    what = f"{_count(len(lost))} {'are' if len(lost) > 1 else 'is'} for {theirs} compute units"
+    return [f"{what}, {here}: {_names([kernel.facts for kernel, _ in lost])}"]
+
+
+def tokens_of(pack: Pack) -> str:
+    """The range of token counts that a pack was built for, as ``1..8192``; empty where it does not say."""
+    try:
+        first, last = pack.manifest["plan"]["tokens"]
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return f"{first}..{last}" if type(first) is int and type(last) is int else ""
 
 
 def _count(kernels: int) -> str:

@@ -89,11 +89,17 @@ def python_tag(kind: str, abis: Collection[str]) -> str | None:
 
 
 def bitcode_digest(root: str) -> str:
-    """The sha256 of the device bitcode's names and contents: FlyDSL 0.5 ``backends/rocm.py``, _hash_device_bitcode."""
+    """The sha256 of the device bitcode's names and contents: FlyDSL 0.5 ``backends/rocm.py``, _hash_device_bitcode.
+
+    :raises PrebuildError: a file of it cannot be read; FlyDSL 0.5 cannot go on there either.
+    """
     digest = hashlib.sha256()
     for path in bitcode_files(root):
-        with open(path, "rb") as file:
-            digest.update(os.path.basename(path).encode() + b"\0" + file.read())
+        try:
+            with open(path, "rb") as file:
+                digest.update(os.path.basename(path).encode() + b"\0" + file.read())
+        except OSError as error:
+            raise PrebuildError(f"{path}: the device bitcode cannot be read: {error.strerror or error}") from error
     return digest.hexdigest()
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import NamedTuple
 
-from .discovery import locate_flydsl
+from .discovery import flydsl_metadata, locate_flydsl
 
 OWN_KEY = "key:"
 """What the identity of a FlyDSL without a RECORD begins with."""
@@ -78,6 +78,15 @@ def read_install(search: list[str] | None = None) -> Install | None:
     # An editable install has a RECORD that lists none of the package's own files.
     identity = record_digest(record) if "flydsl/__init__.py" in record else None
     return Install(root, version, interpreter_abi(), identity, record)
+
+
+def ambiguity(install: Install) -> str | None:
+    """Why it cannot be told which FlyDSL an installation is: a failed update left another one's metadata behind."""
+    names = [os.path.basename(path) for path in flydsl_metadata(install.root)]
+    if install.version or len(names) < 2:
+        return None
+    what = f"{install.root} holds the metadata of several FlyDSLs ({', '.join(sorted(names))})"
+    return f"{what}: run 'pip uninstall flydsl' until none is left, and install the one that is wanted"
 
 
 def imported_install(install: Install) -> Install:

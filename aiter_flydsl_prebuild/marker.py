@@ -20,12 +20,12 @@ from .discovery import (
     TEMPORARY,
     bundled_folder,
     file_state,
-    find_packs,
     fingerprint,
     folder_in_use,
+    look_for_packs,
     mode_of,
 )
-from .target import driver_arches, environment_arch, target_arches
+from .target import Target, driver_arches, environment_arch, featured, read_target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,11 +50,14 @@ def recall(packages: Iterable[str] = (), environ: MutableMapping[str, str] = os.
     mode = mode_of(environ)
     if mode is None:
         return None
-    arches = target_arches(environ) if mode != "off" else []
+    target = read_target(environ) if mode != "off" else Target([], {})
+    arches = target.arches
     if not arches:
         return mode, arches, None, []
     try:
-        packs = find_packs(packages, environ)
+        packs, empty = look_for_packs(packages, environ)
+        if empty:
+            return None
         bundled = bundled_folder()
         if not packs and not bundled and mode != "strict":
             return mode, arches, None, []
@@ -63,7 +66,7 @@ def recall(packages: Iterable[str] = (), environ: MutableMapping[str, str] = os.
         folder = folder_in_use(environ)
         with open(marker_path(folder), encoding="utf-8") as file:
             text = file.read()
-        head = _head(packs, bundled, arches, environ)
+        head = _head(packs, bundled, target, environ)
         lines = _lines(text[len(head) :], folder) if text.startswith(head) else None
     except (OSError, ValueError):
         return None
@@ -86,11 +89,11 @@ def marker_text(
     reports: list[PackReport],
     files: Iterable[str],
     bundled: str | None,
-    arches: list[str],
+    target: Target,
     environ: MutableMapping[str, str],
 ) -> str | None:
     """What :func:`recall` reads; None where a name has a character that divides the marker's lines."""
-    packs = [[r.path, r.arch, r.version, str(r.kernels), *r.reasons] for r in reports]
+    packs = [[r.path, r.arch, r.version, str(r.kernels), r.tokens, *r.reasons] for r in reports]
     launchers: dict[str, list[str]] = {}
     for path in files:
         launcher, name = path.split("/")
@@ -98,12 +101,12 @@ def marker_text(
     there = [[launcher, *names] for launcher, names in launchers.items()]
     if any("\t" in word or "\n" in word for line in packs + there for word in line):
         return None
-    head = _head([r.path for r in reports], bundled, arches, environ)
+    head = _head([r.path for r in reports], bundled, target, environ)
     return head + "\n".join(map("\t".join, packs)) + _END + "\n".join(map("\t".join, there))
 
 
-def _head(packs: list[str], bundled: str | None, arches: list[str], environ: MutableMapping[str, str]) -> str:
-    lines = [fingerprint(arches, environ), *map(_pack_state, packs)]
+def _head(packs: list[str], bundled: str | None, target: Target, environ: MutableMapping[str, str]) -> str:
+    lines = [fingerprint(target, environ), *map(_pack_state, packs)]
     if bundled:
         lines.append(file_state(bundled))
     return "\n".join(lines) + _END
@@ -120,6 +123,8 @@ def _unusual(environ: MutableMapping[str, str]) -> bool:
     if any(name.startswith("FLYDSL_") and name not in _USUAL for name in environ):
         return True
     if not os.path.isabs(environ.get(CACHE_VARIABLE, "/")):
+        return True
+    if featured(environ):
         return True
     wanted = environment_arch(environ)
     return wanted is not None and wanted not in (driver_arches() or [wanted])

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from . import flydsl_cache as cache
 from .discovery import CACHE_VARIABLE, default_cache_dir
-from .target import driver_arches, environment_arch
+from .target import driver_arches, environment_arch, featured
 
 # FlyDSL utils/env.py, OptBool: what counts as true.
 _TRUE = ("1", "true", "yes", "on")
@@ -97,6 +97,8 @@ def defeated(environ: Mapping[str, str]) -> str | None:
         return "FLYDSL_RUNTIME_ENABLE_CACHE turns FlyDSL's cache off; unset it"
     if environ.get(CACHE_VARIABLE) == "":
         return f"{CACHE_VARIABLE} is empty, which turns FlyDSL's cache off; unset it or name a folder"
+    if named := featured(environ):
+        return named
     if changed := [name for name in cache.KEYED_VARIABLES if environ.get(name)]:
         return f"{', '.join(changed)} is set and enters FlyDSL's keys; kernels are built with it unset"
     return None

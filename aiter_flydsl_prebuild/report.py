@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 TYPE_CHECKING = False
@@ -10,15 +11,21 @@ if TYPE_CHECKING:
 
 
 class PackReport:
-    """What became of one pack. ``kernels`` fit and are in place; ``written`` files are new."""
+    """What became of one pack. ``kernels`` fit and are in place; ``written`` files are new.
 
-    def __init__(self, path: str, arch: str, version: str, kernels: int, written: int, reasons: list[str]) -> None:
+    ``tokens`` is the range of token counts that it was built for, as ``1..8192``; empty where it does not say.
+    """
+
+    def __init__(
+        self, path: str, arch: str, version: str, kernels: int, written: int, reasons: list[str], tokens: str = ""
+    ) -> None:
         self.path = path
         self.arch = arch
         self.version = version
         self.kernels = kernels
         self.written = written
         self.reasons = reasons
+        self.tokens = tokens
 
     def to_json(self) -> dict[str, Any]:
         """As ``seed --json`` prints it."""
@@ -69,5 +76,28 @@ class SeedReport:
 
 def recalled(started: float, mode: str, arches: list[str], folder: str | None, packs: list[list[str]]) -> SeedReport:
     """The report of a start at ``started`` (perf_counter) that found all in place; see :func:`marker.recall`."""
-    reports = [PackReport(path, arch, version, int(kernels), 0, why) for path, arch, version, kernels, *why in packs]
-    return SeedReport(mode, arches, folder, reports, seconds=time.perf_counter() - started)
+    reports = [
+        PackReport(path, arch, version, int(kernels), 0, why, tokens)
+        for path, arch, version, kernels, tokens, *why in packs
+    ]
+    report = SeedReport(mode, arches, folder, reports, seconds=time.perf_counter() - started)
+    announce(report)
+    return report
+
+
+def covered(packs: list[PackReport]) -> str:
+    """Which token counts the packs were built for; empty where none says."""
+    return ", ".join(f"{os.path.basename(pack.path)} is for tokens {pack.tokens}" for pack in packs if pack.tokens)
+
+
+def announce(report: SeedReport) -> None:
+    """In strict mode, log where it ends, as information: a call outside of what the packs were built for will raise."""
+    if report.mode == "strict" and report.kernels:
+        import logging
+
+        built_for = covered([pack for pack in report.packs if pack.kernels]) or "the packs do not say for which tokens"
+        logging.getLogger("aiter_flydsl_prebuild").info(
+            "aiter-flydsl-prebuild: strict: %d kernels in place, any other call of FlyDSL will raise (%s)",
+            report.kernels,
+            built_for,
+        )

@@ -27,24 +27,24 @@ from .discovery import (
     STAMPS,
     TEMPORARY,
     bundled_folder,
-    find_packs,
     fingerprint,
+    look_for_packs,
     mode_of,
     rocm_root,
 )
 from .errors import CheckError, InputError, PrebuildError
-from .fitting import Placement, fit
+from .fitting import Placement, fit, other_units, tokens_of
 from .flydsl_install import Install, read_install
 from .marker import in_place, marker_path, marker_text
 from .pack import Pack, read_header
 from .places import Place, cautions, defeated, make_private, not_private, places
-from .report import PackReport, SeedReport
-from .target import target_arches
+from .report import PackReport, SeedReport, announce, covered
+from .target import Target, read_target
 
 Pieces = Sequence[bytes]
 """The content of a file, end to end."""
 
-_STAMP_FORMAT = "2"
+_STAMP_FORMAT = "3"
 _STALE_SECONDS = 3600.0
 _TRIES = 5
 """How often a file is written that somebody deletes meanwhile."""
@@ -75,26 +75,30 @@ def seed(
     started = time.perf_counter()
     variables = os.environ if environ is None else environ
     strict = False
-    arches: list[str] = []
+    target = Target([], {})
     outcome = _Outcome()
     wrong: list[str] = []
     try:
         mode = _mode(mode, variables, wrong)
         strict = mode == "strict"
-        if mode != "off" and (arches := target_arches(variables)):
-            paths = find_packs(packages, variables) if packs is None else [os.path.realpath(p) for p in packs]
+        if mode != "off" and (target := read_target(variables)).arches:
+            paths, empty = look_for_packs(packages, variables) if packs is None else (list(packs), [])
+            paths = [os.path.realpath(path) for path in paths]
             # What AITER bundles is seeded where AITER's own kernels are looked for, not into a folder named by hand.
             bundled = bundled_folder() if cache_dir is None and packs is None else None
             if paths or bundled:
                 tries = [Place(cache_dir, False)] if cache_dir is not None else places(variables, bundled)
-                outcome = _seed_somewhere(tries, paths, bundled, arches, variables)
+                outcome = _seed_somewhere(tries, paths, bundled, target, variables)
             if strict and not paths:
                 outcome.problems.append("no pack of kernels is installed")
+            outcome.problems += empty
     except Exception as error:  # The host program's start is worth more than any kernel.
         outcome.problems.append(f"kernels were not seeded: {type(error).__name__}: {error}")
     outcome.problems += wrong
     if strict and outcome.problems:
-        raise CheckError("aiter-flydsl-prebuild (strict): " + "; ".join(outcome.problems))
+        built_for = covered(outcome.packs)
+        more = f" ({built_for})" if built_for else ""
+        raise CheckError("aiter-flydsl-prebuild (strict): " + "; ".join(outcome.problems) + more)
     if environ is None and outcome.place is not None:
         if outcome.place.announce:
             os.environ[CACHE_VARIABLE] = outcome.place.folder
@@ -103,7 +107,9 @@ def seed(
     _log(outcome.problems)
     folder = outcome.place.folder if outcome.place is not None else None
     seconds = time.perf_counter() - started
-    return SeedReport(mode or "on", arches, folder, outcome.packs, outcome.bundled, outcome.problems, seconds)
+    report = SeedReport(mode or "on", target.arches, folder, outcome.packs, outcome.bundled, outcome.problems, seconds)
+    announce(report)
+    return report
 
 
 class _Outcome:
@@ -137,7 +143,7 @@ def _mode(mode: str | None, environ: Mapping[str, str], wrong: list[str]) -> str
 
 
 def _seed_somewhere(
-    tries: list[Place], paths: list[str], bundled: str | None, arches: list[str], environ: Mapping[str, str]
+    tries: list[Place], paths: list[str], bundled: str | None, target: Target, environ: Mapping[str, str]
 ) -> _Outcome:
     """Seed the first of the folders that takes it; one that is read-only or full is passed over, with one line."""
     outcome = _Outcome()
@@ -145,7 +151,7 @@ def _seed_somewhere(
         outcome.problems.append(f"prebuilt kernels are not used: {why}")
         return outcome
     outcome.problems += cautions(environ)
-    machine = _Machine(arches, environ)
+    machine = _Machine(target, environ)
     refusals: list[str] = []
     for place in tries:
         try:
@@ -158,7 +164,7 @@ def _seed_somewhere(
         outcome.problems += problems + not_private(place.folder)
         if (outcome.kernels or copies) and not outcome.problems and not refusals:
             files = [*copies, *(path for one in done for path in one.files)]
-            text = marker_text(outcome.packs, files, bundled, arches, dict(environ))
+            text = marker_text(outcome.packs, files, bundled, target, dict(environ))
             _mark(place.folder, text)
         break
     if refusals:
@@ -188,11 +194,11 @@ class _Seeded(NamedTuple):
 class _Machine:
     """What decides the fit of a pack, read when first needed: a start that finds its stamps needs little of it."""
 
-    def __init__(self, arches: list[str], environ: Mapping[str, str]) -> None:
-        self.arches = arches
+    def __init__(self, target: Target, environ: Mapping[str, str]) -> None:
+        self.target = target
         self._root = rocm_root(environ)
         self._read: tuple[Install | None, str] | None = None
-        self._token = f"{_STAMP_FORMAT}\n{fingerprint(arches, environ)}"
+        self._token = f"{_STAMP_FORMAT}\n{fingerprint(target, environ)}"
 
     def read(self) -> tuple[Install | None, str]:
         """The FlyDSL at hand and the digest of the device bitcode."""
@@ -235,7 +241,10 @@ def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, byte
     """Write what fits of a pack; returns the report, and the stamp's content."""
     pack = Pack(path)
     install, bitcode = machine.read()
-    fitting = fit(pack, machine.arches, install, bitcode)
+    fitting = fit(pack, machine.target.arches, install, bitcode)
+    reasons = fitting.reasons
+    if fitting.kernels:
+        reasons = [*reasons, *other_units(pack, machine.target.units.get(pack.arch, ()))]
     files = [placement.path for placement in fitting.placements]
     written = 0
     if files:
@@ -255,10 +264,11 @@ def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, byte
         "arch": pack.arch,
         "version": pack.version,
         "kernels": fitting.kernels,
-        "reasons": fitting.reasons,
+        "reasons": reasons,
+        "tokens": tokens_of(pack),
         "files": files,
     }
-    report = PackReport(path, pack.arch, pack.version, fitting.kernels, written, fitting.reasons)
+    report = PackReport(path, pack.arch, pack.version, fitting.kernels, written, reasons, tokens_of(pack))
     return _Seeded(report, files), json.dumps(record).encode()
 
 
@@ -522,7 +532,8 @@ def _read_stamp(stamp: str, path: str, folder: str) -> _Seeded | None:
             _sweep(there, present)
             if not in_place(there, present, names):
                 return None
-        report = PackReport(path, record["arch"], record["version"], record["kernels"], 0, record["reasons"])
+        arch, version, kernels, reasons = (record[key] for key in ("arch", "version", "kernels", "reasons"))
+        report = PackReport(path, arch, version, kernels, 0, reasons, record["tokens"])
         return _Seeded(report, files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

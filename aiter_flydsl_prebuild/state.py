@@ -9,14 +9,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from . import flydsl_cache as cache
-from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, find_packs, folder_in_use, rocm_root
+from .compute_units import serving
+from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, folder_in_use, look_for_packs, rocm_root
 from .errors import PrebuildError
-from .fitting import fit
-from .flydsl_install import known_identities, read_install
+from .fitting import fit, other_units, tokens_of
+from .flydsl_install import ambiguity, known_identities, read_install
 from .pack import Pack
 from .places import cautions, defeated, make_private
 from .seeding import publish
-from .target import target_arches
+from .target import read_target
 
 _FIRST_CALLS = "first-calls.json"
 
@@ -58,16 +59,21 @@ def read_first_calls(folder: str) -> dict[str, Any] | None:
 def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The state as JSON-able values: arches, FlyDSL, cache folder, and each installed pack with what of it is in place.
 
-    ``in_place`` counts kernels' files that are there; ``oldest`` is the age in seconds of the oldest of them;
-    ``first_calls`` is what ``warm`` measured here, None before.
+    ``compute_units`` are those of the GPUs of each arch, where the driver tells; ``serving`` counts, for each number of
+    them, the kernels that such a GPU calls, None where the pack does not tell; ``empty`` has a line for each place that
+    was named and holds no pack. ``in_place`` counts kernels' files that are there; ``oldest`` is the age in seconds of
+    the oldest of them; ``first_calls`` is what ``warm`` measured here, None before.
     """
-    arches = target_arches(environ)
+    target = read_target(environ)
+    arches = target.arches
+    packs, empty = look_for_packs(packages, environ)
     install = read_install()
     folder = folder_in_use(environ)
     bitcode = cache.bitcode_digest(rocm_root(environ))
     found: dict[str, Any] = {
         "mode": environ.get(MODE_VARIABLE, "on"),
         "arches": arches,
+        "compute_units": target.units,
         "flydsl": None,
         "cache_dir": folder,
         "defeated_by": defeated(environ),
@@ -75,6 +81,7 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
         "bundled": bundled_folder(),
         "first_calls": read_first_calls(folder),
         "packs": [],
+        "empty": empty,
     }
     if install is not None:
         released = known_identities().get(install.version, {}).get(install.abi, [])
@@ -83,14 +90,17 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
             "abi": install.abi,
             "identity": install.identity,
             "released_wheel": install.identity in released,
+            "problem": ambiguity(install),
         }
-    for path in find_packs(packages, environ):
+    for path in packs:
         try:
             pack = Pack(path)
         except PrebuildError as error:
             found["packs"].append({"path": path, "problem": str(error)})
             continue
         fitting = fit(pack, arches, install, bitcode)
+        units = target.units.get(pack.arch, ())
+        counted = serving(pack, units) if fitting.kernels else None
         times = []
         for placement in fitting.placements:
             try:
@@ -108,7 +118,9 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
                 "files": len(fitting.placements),
                 "in_place": len(times),
                 "oldest": round(time.time() - min(times), 1) if times else None,
-                "reasons": fitting.reasons,
+                "reasons": [*fitting.reasons, *(other_units(pack, units) if fitting.kernels else ())],
+                "tokens": tokens_of(pack) or None,
+                "serving": None if counted is None else [one._asdict() for one in counted],
             }
         )
     return found

@@ -20,11 +20,18 @@ from aiter_flydsl_prebuild.pack import MAGIC
 from aiter_flydsl_prebuild.sources.base import Job
 
 FIELDS = {"entry": "gemm", "processor_refs": [], "link_libs": [], "uses_explicit_module": False}
-ABOUT = {
+ABOUT: dict[str, Any] = {
     "source": {"name": "reference", "license": "MIT"},
     "toolchain": {"linker": "LLD", "bitcode": None},
     "plan": {"tokens": [1, 8], "rule": "newest", "cu_num": [], "tables": [], "shapes": [], "undecodable": []},
 }
+
+PROVABLE = {
+    **ABOUT,
+    "source": {"name": "reference", "license": "MIT", "digest": "0" * 64},
+    "plan": {**ABOUT["plan"], "options": {}},
+}
+"""What a proof needs to know before it begins."""
 
 
 def closed_to_others() -> str | None:
@@ -98,8 +105,9 @@ def make_pack(
     flydsl: FlyDSL | None = None,
     arch: str = "gfx950",
     missing: Sequence[tuple[Job, str]] = (),
+    about: dict[str, Any] = ABOUT,
 ) -> Path:
-    manifest, payloads = make_manifest(arch, flydsl or flydsl_here(), compiled, missing, ABOUT)
+    manifest, payloads = make_manifest(arch, flydsl or flydsl_here(), compiled, missing, about)
     write_pack(path, encode_pack(manifest, payloads))
     return path
 

@@ -192,6 +192,9 @@ def test_every_token_count_has_a_kernel(dispatch: Any) -> None:
     assert dispatch.resolve(40, 512, 5120) == rows[512, 5120, 48]  # fine padding comes first
     assert dispatch.resolve(49, 512, 5120) == rows[512, 5120, 64]
     assert dispatch.resolve(1, 48, 128) is None
+    # As AITER's, the key holds the GPU's compute units.
+    assert dispatch.resolve(1, 512, 5120, 256) == dispatch.resolve(1, 512, 5120)
+    assert dispatch.resolve(1, 512, 5120, 32) is None
 
 
 def test_no_tokens_no_launch(dispatch: Any) -> None:

@@ -23,7 +23,8 @@ from aiter_flydsl_prebuild.builder.toolchain import (
     scrubbed_environment,
     survey,
 )
-from aiter_flydsl_prebuild.errors import CheckError
+from aiter_flydsl_prebuild.errors import CheckError, PrebuildError
+from aiter_flydsl_prebuild.flydsl_cache import bitcode_digest
 
 HERE = Path(__file__).parent
 
@@ -85,6 +86,56 @@ def compile_tiny(toolchain: Toolchain, folder: Path) -> Path:
     assert done.returncode == 0, done.stderr
     (entry,) = folder.rglob("*.pkl")
     return entry
+
+
+CLOSED = """
+import json, os, sys
+from aiter_flydsl_prebuild.builder import doctor, toolchain
+from aiter_flydsl_prebuild.errors import CheckError
+doctor.examine()  # loads what this user may load, and the other perhaps not
+if os.geteuid() == 0:
+    os.setgid(12345); os.setuid(12345)
+environment = json.loads(sys.argv[1])
+findings = {finding.name: finding.detail for finding in doctor.examine(environment)}
+try:
+    toolchain.find_toolchain(environment)
+except CheckError as error:
+    assert "no linker" in str(error), error
+print(findings["linker"])
+"""
+
+
+def test_folders_that_may_not_be_read_are_passed_over(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "bin").mkdir(parents=True)
+    (closed / "rocm").mkdir()
+    closed.chmod(0)
+    environment = {
+        "PATH": os.pathsep.join([str(closed / "bin"), str(closed), os.environ["PATH"]]),
+        "HOME": str(closed),
+        "ROCM_PATH": str(closed / "rocm"),
+        "FLYDSL_RUNTIME_CACHE_DIR": str(closed / "cache"),
+        "TMPDIR": "/tmp",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED, json.dumps(environment)],
+        env={**os.environ, "TMPDIR": "/tmp"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    closed.chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    assert f"ROCM_PATH: {closed / 'rocm'}: this user may not read it" in done.stdout
+
+
+def test_bitcode_that_cannot_be_read_is_one_message(tmp_path: Path) -> None:
+    file = bitcode(tmp_path / "rocm" / "amdgcn" / "bitcode") / "ockl.bc"
+    file.unlink()
+    file.mkdir()  # what root cannot read either
+    with pytest.raises(PrebuildError, match=r"ockl.bc: the device bitcode cannot be read: Is a directory"):
+        bitcode_digest(str(tmp_path / "rocm"))
 
 
 # ---- real linkers ---------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def serve(tokens: int) -> dict[str, Any]:
 
     import aiter_flydsl_prebuild
 
-    aiter_flydsl_prebuild.seed(["aiter"])
+    aiter_flydsl_prebuild.seed()
     monitor = aiter_flydsl_prebuild.watch()
     shapes = shapes_of_packs()
     torch.set_default_device("cuda")

@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import flydsl_cache as cache
 from ..errors import CheckError, PrebuildError
-from ..flydsl_install import Install, imported_install, interpreter_abi, known_identities, read_install
+from ..flydsl_install import Install, ambiguity, imported_install, interpreter_abi, known_identities, read_install
 from ..sources import load_source
 from ..sources.base import Job
 from .codeobject import CodeFacts, code_facts
@@ -93,6 +93,8 @@ def building_flydsl() -> FlyDSL:
     install = read_install()
     if install is None:
         raise CheckError("FlyDSL is not installed: pip install flydsl")
+    if twice := ambiguity(install):
+        raise CheckError(twice)
     if install.identity is None:
         install = imported_install(install)
     generation = cache.generation(install.version)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO
 from .. import flydsl_cache
 from ..discovery import ROOT_VARIABLES, folder_in_use
 from ..errors import CheckError
-from ..flydsl_install import interpreter_abi, known_identities, read_install
+from ..flydsl_install import ambiguity, interpreter_abi, known_identities, read_install
 from ..pack import zstd
 from ..places import defeated
 from ..target import driver_arches
@@ -128,6 +128,9 @@ def _flydsl() -> Finding:
     install = read_install()
     if install is None:
         return Finding("FlyDSL", "missing", "not installed", "pip install flydsl, in the release that the server runs")
+    if twice := ambiguity(install):
+        detail, _, advice = twice.partition(": ")
+        return Finding("FlyDSL", "missing", detail, advice)
     generation = flydsl_cache.generation(install.version)
     detail = f"{install.version or 'unknown version'}, cache generation {generation or 'unknown'}, {install.root}"
     if generation is None:
@@ -205,7 +208,7 @@ def _machine(root: Path) -> Finding:
 def _gpu(root: Path) -> Finding:
     arches = driver_arches(str(root / "sys" / "class" / "kfd" / "kfd" / "topology" / "nodes"))
     device = root / "dev" / "kfd"
-    if not device.exists():
+    if not os.path.exists(device):
         return Finding("GPU", "ok", "no ROCm driver (/dev/kfd); none is needed to build")
     access = "" if os.access(device, os.R_OK | os.W_OK) else ", /dev/kfd is not accessible to this user"
     return Finding("GPU", "ok", f"ROCm driver with {', '.join(arches) or 'no GPU'}{access}")
@@ -219,14 +222,14 @@ def _cache(environment: Mapping[str, str]) -> Finding:
     if not folder:
         return Finding(name, "warning", detail, "unset FLYDSL_RUNTIME_CACHE_DIR or name a folder: empty turns it off")
     path = Path(folder)
-    existing = next(p for p in (path, *path.absolute().parents) if p.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    existing = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
+    if not os.path.isdir(existing) or not os.access(existing, os.W_OK | os.X_OK):
         advice = "FlyDSL must be able to lock what it reads there: set FLYDSL_RUNTIME_CACHE_DIR to a writable folder"
         return Finding(name, "warning", f"{detail}: not writable", advice)
-    if path.is_dir() and path.stat().st_mode & 0o022:
+    if os.path.isdir(path) and path.stat().st_mode & 0o022:
         advice = "entries are pickles, and whoever can write them can run code in the server: chmod go-w"
         return Finding(name, "warning", f"{detail}: others can write to it", advice)
-    return Finding(name, "ok", detail + ("" if path.is_dir() else ", not made yet"))
+    return Finding(name, "ok", detail + ("" if os.path.isdir(path) else ", not made yet"))
 
 
 def _settings(environment: Mapping[str, str]) -> Finding:

@@ -165,7 +165,8 @@ def _order(job: Job) -> tuple[Any, ...]:
 
 def _job_json(job: Job) -> dict[str, Any]:
     tokens = [list(run) for run in job.tokens]
-    return {"source": job.source, "name": job.name, **job.shape.layer(), "tokens": tokens}
+    units = {} if job.cu_num is None else {"cu_num": list(job.cu_num)}
+    return {"source": job.source, "name": job.name, **job.shape.layer(), "tokens": tokens, **units}
 
 
 def _kernel_json(kernel: Compiled, entries: list[tuple[CompiledEntry, str]]) -> dict[str, Any]:

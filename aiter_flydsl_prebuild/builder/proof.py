@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..discovery import FOLDER, PACKS_VARIABLE, SUFFIX, find_packs
+from ..discovery import FOLDER, PACKS_VARIABLE, SUFFIX, find_packs, look_for_packs
 from ..errors import CheckError, InputError
-from ..flydsl_install import read_install
+from ..flydsl_install import ambiguity, read_install
 from ..pack import Pack, PackError
 from ..sources import SOURCES
 from ..sources.base import Job, Options
@@ -117,10 +117,13 @@ def open_subject(wheel: Path | None, folder: Path, packages: Sequence[str] = ())
 
     :param packages: packages of this environment that carry packs, beside the known ones.
 
-    :raises InputError: no such file, not a wheel, or no packs in it.
+    :raises InputError: no such file, not a wheel, or no packs in it or in a place that was named.
     """
     if wheel is None:
-        installed = tuple(Path(path) for path in find_packs(packages))
+        found, empty = look_for_packs(packages)
+        if empty:
+            raise InputError(empty)
+        installed = tuple(map(Path, found))
         if not installed:
             raise InputError("no pack of kernels is installed here; name a wheel, or install one")
         return Subject(installed, (), tuple(packages))
@@ -176,8 +179,11 @@ def prove(
     source = request["source"]
     if source not in (*SOURCES, trusted):
         raise InputError(f"the kernels are of {source}, which runs code of its own: --source {source} allows it")
-    if read_install() is None:
+    install = read_install()
+    if install is None:
         raise CheckError(f"FlyDSL is not installed: pip install flydsl=={packs[0].version}")
+    if twice := ambiguity(install):
+        raise CheckError(twice)
     with tempfile.TemporaryDirectory(prefix="afp-proof-") as name:
         folder = Path(name)
         root, linker = _rocm_root(packs, cold, folder)

@@ -201,14 +201,16 @@ def _miss(name: str, shape: Shape, error: Exception) -> dict[str, Any]:
 
 def _misdescribed(packs: list[Pack], jobs: Sequence[Job]) -> list[str]:
     """Kernels of which the manifest says something else than the plan: what they compute, which tokens they serve."""
-    planned = {(job.name, *job.shape.layer().values()): [list(run) for run in job.tokens] for job in jobs}
+    planned = {(job.name, *job.shape.layer().values()): job for job in jobs}
     problems = []
     for kernel in (kernel for pack in packs for kernel in pack.kernels):
-        tokens = planned.get(tuple(kernel.facts[key] for key in ("name", *LAYER)))
-        if tokens is None:
+        job = planned.get(tuple(kernel.facts[key] for key in ("name", *LAYER)))
+        if job is None:
             problems.append(f"{_where(kernel)} is in the pack, and no token count reaches it")
-        elif kernel.facts["tokens"] != tokens:
+        elif kernel.facts["tokens"] != [list(run) for run in job.tokens]:
             problems.append(f"{_where(kernel)} serves other token counts than the manifest says")
+        elif "cu_num" in kernel.facts and kernel.facts["cu_num"] != list(job.cu_num or ()):
+            problems.append(f"{_where(kernel)} serves GPUs of other sizes than the manifest says")
     return problems
 
 

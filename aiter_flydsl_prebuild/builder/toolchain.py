@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import functools
+import glob
 import hashlib
 import importlib.util
 import os
@@ -117,7 +118,7 @@ class Toolchain:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Reads every bitcode file. Raises OSError where one cannot be read."""
+        """Reads every bitcode file. Raises PrebuildError where one cannot be read."""
         root = self.rocm_root_with_bitcode()
         return Fingerprint(self.linker_version, None if root is None else bitcode_digest(str(root)))
 
@@ -167,7 +168,7 @@ def find_bitcode(environment: Mapping[str, str] | None = None) -> tuple[Path, st
     environment = os.environ if environment is None else environment
     for kind, root in _rocm_roots(environment):
         for folder in _bitcode_folders(root):
-            if (folder / "ocml.bc").is_file():
+            if os.access(folder / "ocml.bc", os.R_OK):
                 return folder.resolve(), kind
     return None
 
@@ -207,7 +208,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Candidate]:
     if found.isdisjoint(ROOT_VARIABLES):
         yield Candidate("ROCM_PATH", "ROCM_PATH", problem="not set")
     yield from (candidate for candidate in roots if candidate.kind != "rocm-sdk")
-    if not DEFAULT_ROCM.is_dir():
+    if not os.path.isdir(DEFAULT_ROCM):
         yield Candidate(str(DEFAULT_ROCM), str(DEFAULT_ROCM), problem="not there")
     if "rocm-sdk" not in found:
         yield Candidate("rocm-sdk", "rocm-sdk-core", problem="not installed")
@@ -223,7 +224,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Candidate]:
 def _rocm_roots(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
     """Every ROCm root to look into, with what names it; a root named twice counts once."""
     named = [(name, Path(environment[name])) for name in ROOT_VARIABLES if environment.get(name)]
-    if DEFAULT_ROCM.is_dir():
+    if os.path.isdir(DEFAULT_ROCM):
         named.append((str(DEFAULT_ROCM), DEFAULT_ROCM))
     named += [("rocm-sdk", folder) for folder in _sdk_folders()]
     first: dict[Path, str] = {}
@@ -235,8 +236,14 @@ def _rocm_roots(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
 def _in_rocm_root(kind: str, root: Path) -> Candidate:
     for relative in ("llvm/bin/ld.lld", "lib/llvm/bin/ld.lld"):
         path = root / relative
-        if path.is_file():
+        if os.path.isfile(path):
             return Candidate(kind, str(path), (str(path.absolute()),))
+    try:
+        os.stat(root / "llvm")
+    except PermissionError:
+        return Candidate(kind, str(root), problem="this user may not read it")
+    except OSError:
+        pass
     return Candidate(kind, str(root), problem="holds neither llvm/bin/ld.lld nor lib/llvm/bin/ld.lld")
 
 
@@ -255,8 +262,8 @@ def _sdk_folders() -> list[Path]:
         folder
         for site in beside
         for name in ("_rocm_sdk_core*", "_rocm_sdk_devel*")
-        for folder in sorted(site.glob(name))
-        if folder.is_dir()
+        for folder in _matching(site, name)
+        if os.path.isdir(folder)
     ]
 
 
@@ -275,17 +282,22 @@ def _on_path(environment: Mapping[str, str]) -> Iterator[Path]:
     """Each different ``ld.lld`` once: plain names first, then versioned ones, the newest first."""
     folders = [Path(part) for part in environment.get("PATH", os.defpath).split(os.pathsep) if part]
     plain = [folder / "ld.lld" for folder in folders]
-    versioned = [path for folder in folders for path in folder.glob("ld.lld-*")]
-    versioned += DISTRIBUTION_LLVM.glob("llvm-*/bin/ld.lld")
+    versioned = [path for folder in folders for path in _matching(folder, "ld.lld-*")]
+    versioned += _matching(DISTRIBUTION_LLVM, "llvm-*/bin/ld.lld")
     versioned = [path for path in versioned if _llvm_release(path) is not None]
     versioned.sort(key=lambda path: -(_llvm_release(path) or 0))
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for path in plain + versioned:
-        target = path.resolve()
+        target = os.path.realpath(path)
         # LLD is one program that chooses its flavour by the name it is called by: compare targets, yield names.
-        if path.is_file() and os.access(path, os.X_OK) and target not in seen:
+        if os.path.isfile(path) and os.access(path, os.X_OK) and target not in seen:
             seen.add(target)
             yield path.absolute()
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """What matches below a folder, sorted; nothing where it may not be read, at which pathlib raises before 3.14."""
+    return sorted(Path(found) for found in glob.glob(os.path.join(glob.escape(str(folder)), pattern)))
 
 
 def _llvm_release(path: Path) -> int | None:
@@ -304,7 +316,7 @@ def _ziglang() -> Candidate:
 def _bitcode_folders(root: Path) -> list[Path]:
     """Where a ROCm installation may keep its bitcode: at the top, beside LLVM, or in clang's own resources."""
     beside_llvm = [root / llvm / "amdgcn" / "bitcode" for llvm in ("lib/llvm", "llvm")]
-    in_clang = [sorted((root / llvm).glob("lib/clang/*/amdgcn/bitcode")) for llvm in ("lib/llvm", "llvm")]
+    in_clang = [_matching(root / llvm, "lib/clang/*/amdgcn/bitcode") for llvm in ("lib/llvm", "llvm")]
     return [root / "amdgcn" / "bitcode", *beside_llvm, *in_clang[0], *in_clang[1]]
 
 

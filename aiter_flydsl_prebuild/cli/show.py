@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..report import covered
+
 if TYPE_CHECKING:
     from ..builder.diffing import Difference
     from ..builder.fromlog import Wanted
@@ -218,6 +220,8 @@ def seeded(report: SeedReport, pruned: Sequence[str]) -> None:
             f"{report.kernels} kernels in place in {report.cache_dir}, {report.written} files written, "
             f"{report.seconds * 1000:.0f} ms"
         )
+        if built_for := covered([pack for pack in report.packs if pack.kernels]):
+            print(built_for)
     if pruned:
         print(f"{len(pruned)} files removed that came from packs that are not installed any more")
 
@@ -253,13 +257,21 @@ def store(found: Statistics) -> None:
 
 def state(found: dict[str, Any]) -> None:
     """The machine's state."""
+
+    def arch(name: str) -> str:
+        units = found["compute_units"].get(name)
+        return f"{name} ({' and '.join(map(str, units))} compute units)" if units else name
+
     flydsl = found["flydsl"]
     known = "" if flydsl is None or flydsl["released_wheel"] else ", not a released wheel"
-    print(f"arch    {', '.join(found['arches']) or 'none: no ROCm GPU here'}")
-    print(f"flydsl  {flydsl['version'] + ' on ' + flydsl['abi'] + known if flydsl else 'not installed'}")
+    print(f"arch    {', '.join(map(arch, found['arches'])) or 'none: no ROCm GPU here'}")
+    if flydsl and flydsl["problem"]:
+        print(f"flydsl  {flydsl['problem']}")
+    else:
+        print(f"flydsl  {flydsl['version'] + ' on ' + flydsl['abi'] + known if flydsl else 'not installed'}")
     print(f"cache   {found['cache_dir']}")
     print(f"mode    {found['mode']}")
-    for note in [found["defeated_by"], *found["cautions"]]:
+    for note in [found["defeated_by"], *found["cautions"], *found["empty"]]:
         if note:
             print(f"note    {note}")
     if (first := found["first_calls"]) is not None:
@@ -277,10 +289,13 @@ def state(found: dict[str, Any]) -> None:
         if "problem" in pack:
             print(f"pack    {pack['problem']}")
             continue
+        tokens = f" for tokens {pack['tokens']}" if pack["tokens"] else ""
         age = "" if pack["oldest"] is None else f", oldest {pack['oldest']:.0f} s old"
         print(
-            f"pack    {pack['path']}: {pack['kernels']} kernels, {pack['fitting']} fit, "
+            f"pack    {pack['path']}: {pack['kernels']} kernels{tokens}, {pack['fitting']} fit, "
             f"{pack['in_place']} of {pack['files']} files in place{age}"
         )
+        for one in pack["serving"] or ():
+            print(f"        {one['kernels']} serve a GPU with {one['cu_num']} compute units")
         for reason in pack["reasons"]:
             print(f"        {reason}")

@@ -54,7 +54,9 @@ class Job:
     """One compile: a kernel name and the arguments that enter its cache key.
 
     ``shape.cu_num`` is 0: a kernel is the same on every partition of a GPU. ``tokens`` are the token ranges that it
-    serves, for the manifest; they enter no key. ``arguments`` is what else the source needs, in its own words.
+    serves, and ``cu_num`` the numbers of compute units whose rows lead to it (0: the heuristic, on GPUs without rows;
+    None: not from a table), for the manifest; they enter no key. ``arguments`` is what else the source needs, in its
+    own words.
     """
 
     source: str
@@ -64,6 +66,7 @@ class Job:
     tokens: tuple[Range, ...]
     options: Options = Options()
     arguments: str = ""
+    cu_num: tuple[int, ...] | None = None
 
     @property
     def label(self) -> str:
@@ -77,7 +80,8 @@ def job_of(pack: Pack, facts: dict[str, Any]) -> Job:
     shape = Shape(gfx=pack.arch, cu_num=0, **{name: facts[name] for name in LAYER})
     options = Options.from_json(pack.manifest["plan"].get("options", {}))
     tokens = tuple((first, last) for first, last in facts["tokens"])
-    return Job(facts["source"], pack.arch, facts["name"], shape, tokens, options)
+    cu_num = tuple(facts["cu_num"]) if "cu_num" in facts else None
+    return Job(facts["source"], pack.arch, facts["name"], shape, tokens, options, cu_num=cu_num)
 
 
 class Source(ABC):
@@ -178,15 +182,18 @@ class Source(ABC):
 def jobs_of(source: str, reach: Reach, arch: str, options: Options = Options()) -> list[Job]:
     """One job for each distinct kernel of a plan: name, op, N, K and scale blocks, whichever cu_num reaches it."""
     found: dict[Shape, dict[str, tuple[Range, ...]]] = {}
+    units: dict[tuple[Shape, str], set[int]] = {}
     undecodable = frozenset(reach.undecodable)
     for entry in reach.shapes:
-        kernels = found.setdefault(replace(entry.shape, cu_num=0), {})
+        layer = replace(entry.shape, cu_num=0)
+        kernels = found.setdefault(layer, {})
         for kernel in entry.kernels:
             if kernel.name not in undecodable:
                 before = kernels.get(kernel.name)
                 kernels[kernel.name] = kernel.tokens if before is None else merge_ranges(before + kernel.tokens)
+                units.setdefault((layer, kernel.name), set()).add(entry.shape.cu_num)
     return [
-        Job(source, arch, name, shape, tokens, options)
+        Job(source, arch, name, shape, tokens, options, cu_num=tuple(sorted(units[shape, name])))
         for shape, kernels in found.items()
         for name, tokens in kernels.items()
     ]

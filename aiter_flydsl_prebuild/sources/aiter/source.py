@@ -21,7 +21,7 @@ from ...builder.digests import digest, own_code
 from ...builder.reach import KernelReach, Range, Reach, Shape, ShapeReach
 from ...builder.toolchain import scrubbed_environment
 from ...errors import CheckError, InputError
-from ...flydsl_install import read_install
+from ...flydsl_install import ambiguity, read_install
 from ..base import Job, LeftOut, Source, merge_ranges
 from . import ahead, code, installed, standins
 from .ops import DTYPES, OPS, Op
@@ -143,6 +143,8 @@ class AiterSource(Source):
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """What :mod:`.probe` answers, or answered for the same AITER, FlyDSL and Python."""
         install = read_install()
+        if install is not None and (twice := ambiguity(install)):
+            raise CheckError(twice)
         about = {
             "request": request,
             "aiter": self.watched(),

@@ -59,20 +59,29 @@ def gemm(
     _check(y, x, x_scale, w, w_scale)
     if m == 0:
         return y
-    name = resolve(m, n, k)
+    units = compute_units(x.device) if x.is_cuda else None
+    name = resolve(m, n, k, units)
     if name is None:
-        raise LookupError(f"no reference kernel for M={m}, N={n}, K={k} in {TABLE}")
+        gpu = "" if units is None else f" on {units} compute units"
+        raise LookupError(f"no reference kernel for M={m}, N={n}, K={k}{gpu} in {TABLE}")
     _launch(name, y, x, x_scale, w, w_scale, stream)
     return y
 
 
-def resolve(m: int, n: int, k: int) -> str | None:
+def compute_units(device: torch.device | None = None) -> int:
+    """How many compute units a GPU has: this process's current one, if none is named."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def resolve(m: int, n: int, k: int, cu_num: int | None = None) -> str | None:
     """The name of the kernel for ``m`` tokens and a weight [n, k], None where the table has none.
 
     The row is looked for under m, its fine and its coarse padding, as AITER does (:func:`builder.rules.m_candidates`).
+    ``cu_num`` are the GPU's compute units, a part of the key as it is AITER's; None stands for those of any row.
     Raises ValueError for an ``m`` below 1.
     """
-    rows = _table().get((n, k), {})
+    by_units = _table().get((n, k), {})
+    rows = next(iter(by_units.values()), {}) if cu_num is None else by_units.get(cu_num, {})
     return next((rows[candidate] for candidate in m_candidates(m, n) if candidate in rows), None)
 
 
@@ -151,11 +160,12 @@ def _check(y: torch.Tensor, x: torch.Tensor, x_scale: torch.Tensor, w: torch.Ten
 
 
 @functools.cache
-def _table() -> dict[tuple[int, int], dict[int, str]]:
-    """The tuned table: kernel names by (N, K), then by M."""
-    rows: dict[tuple[int, int], dict[int, str]] = {}
+def _table() -> dict[tuple[int, int], dict[int, dict[int, str]]]:
+    """The tuned table: kernel names by (N, K), then by cu_num, then by M."""
+    rows: dict[tuple[int, int], dict[int, dict[int, str]]] = {}
     with (files("aiter_flydsl_prebuild.tuned_configs") / TABLE).open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["w_scale_block"] == W_SCALE_BLOCK:
-                rows.setdefault((int(row["N"]), int(row["K"])), {})[int(row["M"])] = row["kernelName"]
+                of_layer = rows.setdefault((int(row["N"]), int(row["K"])), {})
+                of_layer.setdefault(int(row["cu_num"]), {})[int(row["M"])] = row["kernelName"]
     return rows

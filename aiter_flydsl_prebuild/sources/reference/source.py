@@ -27,6 +27,7 @@ class ReferenceSource(Source):
 
     def __init__(self) -> None:
         self._weights: dict[Shape, tuple[Any, Any]] = {}
+        self._live = False
 
     def tables(self) -> list[Path]:
         return [table_path()]
@@ -47,7 +48,11 @@ class ReferenceSource(Source):
     def resolve(self, shape: Shape, tokens: int) -> str | None:
         from . import dispatch
 
-        return dispatch.resolve(tokens, shape.n, shape.k)
+        units = dispatch.compute_units() if self._live else shape.cu_num or None
+        return dispatch.resolve(tokens, shape.n, shape.k, units)
+
+    def go_live(self, arch: str) -> None:
+        self._live = True
 
     def call(self, shape: Shape, tokens: int) -> None:
         from . import dispatch
