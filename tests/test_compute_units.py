@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from aiter_flydsl_prebuild import seed, status, target
-from aiter_flydsl_prebuild.builder import show
 from aiter_flydsl_prebuild.builder.compiling import Compiled
 from aiter_flydsl_prebuild.builder.reach import KernelReach, Reach, ShapeReach
+from aiter_flydsl_prebuild.cli import show
 from aiter_flydsl_prebuild.compute_units import Serving, serving, unserved
 from aiter_flydsl_prebuild.discovery import PACKS_VARIABLE
 from aiter_flydsl_prebuild.errors import CheckError
