@@ -108,6 +108,7 @@ def try_input(data: bytes, sandbox: Sandbox, whole: Callable[[bytes], bytes] = a
     from aiter_flydsl_prebuild import seeding
     from aiter_flydsl_prebuild.flydsl_install import Install
     from aiter_flydsl_prebuild.pack import Pack, PackError, read_header
+    from aiter_flydsl_prebuild.target import Target
 
     sandbox.pack.write_bytes(whole(data))
     path = str(sandbox.pack)
@@ -129,7 +130,7 @@ def try_input(data: bytes, sandbox: Sandbox, whole: Callable[[bytes], bytes] = a
     abi = next(iter(pack.identities), "cp311")
     known = pack.identities.get(abi) or ["0" * 64]
     install = Install("/nowhere", pack.version, abi, known[0], {"flydsl/__init__.py": "0" * 64})
-    machine = seeding._Machine([pack.arch], {})
+    machine = seeding._Machine(Target([pack.arch], {}), {})
     machine._read = (install, "0" * 64)
     try:
         sandbox.armed = True

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import flydsl_cache as cache
-from ..discovery import find_packs, folder_in_use, rocm_root
+from ..discovery import find_packs, folder_in_use, look_for_packs, rocm_root
 from ..errors import PrebuildError
 from ..fitting import fit
 from ..flydsl_install import read_install
@@ -91,7 +91,9 @@ def warm(
         missing = f"torch cannot be imported, so no kernel can be called: {error}" if find_packs(packages) else None
         return WarmReport(False, problems=[missing] if missing else [])
     report = WarmReport(bool(torch.cuda.is_available()))
-    report.problems += seed(packages).problems
+    # That a variable leads to no pack was logged by seeding, and is nothing that a first call could be hurt by.
+    unused = look_for_packs()[1]
+    report.problems += [problem for problem in seed(packages).problems if problem not in unused]
     monitor = start_monitor()
     compiled = monitor.compiled
     tasks: list[tuple[str, Callable[[], None]]] = []
