@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from aiter_flydsl_prebuild.builder.tables import Shape
 from aiter_flydsl_prebuild.errors import CheckError, InputError
 from aiter_flydsl_prebuild.pack import Pack
 from aiter_flydsl_prebuild.sources import load_source
-from aiter_flydsl_prebuild.sources.aiter import installed, ops, tables
+from aiter_flydsl_prebuild.sources.aiter import installed, needs, ops, tables
 from aiter_flydsl_prebuild.sources.aiter.source import counts_to_compile, model_lists
 from aiter_flydsl_prebuild.sources.base import Options
 from conftest import HERE, flydsl_environment, prebuild, run_python
@@ -190,6 +191,88 @@ def test_the_plan_has_the_heuristic_and_says_what_it_leaves_out() -> None:
     assert "mxscale_preshuffle_kernels.py" in left_out["reason"]
 
 
+UNKNOWN_NAME = "flydsl_bpreshuffle_4w_16x64x256_F8_F8_B16"
+SPLIT_NAME = "flydsl_bpreshuflle_16x64x256_F8_F8_B16_1x0x0x2_default_ks4"
+"""A name that newer AITERs decode, and the stand-in does not."""
+FIVE_PARTS = "flydsl_bpreshuflle_16x64x512_F8_F8_B16_2x0x1x4x0_default"
+"""A name in the stand-in's table that no AITER decodes."""
+
+
+def unusual_rows(folder: Path) -> Path:
+    """The stand-in's table with a row of a new family, and one that this AITER gives to another library."""
+    table = STANDIN / "aiter" / "configs" / "a8w8_bpreshuffle_tuned_gemm.csv"
+    mine = folder / "mine.csv"
+    row = "gfx950,256,{},256,512,torch.float8_e4m3fn,flydsl,1,0,1.5,{},1,1,0\n"
+    mine.write_text(table.read_text() + row.format(4, UNKNOWN_NAME) + row.format(8, SPLIT_NAME))
+    return mine
+
+
+def test_rows_that_cannot_be_built_are_skipped_by_name(tmp_path: Path) -> None:
+    """One row does not stop the others: plan, build and manifest name it, and the numbers are of what is built."""
+    variables = {PER_TOKEN: str(unusual_rows(tmp_path))}
+    arguments = ("--source", "aiter", "--tokens", "1..64", "--kinds", "a8w8_bpreshuffle", "--cu-num", "256")
+    plan = run("plan", *arguments, **variables)
+    built = run("build", *arguments, "--out", tmp_path / "dist", **variables)
+    assert plan["distinct_kernels"] == built["kernels"] == 2
+    assert [len(shape["kernels"]) for shape in plan["shapes"]] == [2]
+    assert sorted(plan["shapes"][0]["skipped"], key=lambda one: one["tokens"][0])[:2] == [
+        {"name": UNKNOWN_NAME, "reason": "unknown", "tokens": [[3, 4]]},
+        {"name": SPLIT_NAME, "reason": "undecodable", "tokens": [[5, 8]]},
+    ]
+    (left_out,) = plan["left_out"]
+    assert left_out["names"] == [UNKNOWN_NAME]
+    assert left_out["reason"] == "no kernel family known here has such names"
+    assert plan["undecodable"] == built["undecodable"] == [SPLIT_NAME, FIVE_PARTS]
+    assert built["left_out"] == plan["left_out"]
+    assert built["proof"]["ok"]
+    described = manifest_of(Path(built["wheel"]), tmp_path)["plan"]
+    assert (described["left_out"], described["undecodable"]) == (plan["left_out"], plan["undecodable"])
+    said = prebuild("plan", *arguments, environment=environment(STANDIN, **variables)).stdout
+    assert f"skipped: a8w8_bpreshuffle: 1 kernels of 1 shapes: {left_out['reason']}: {UNKNOWN_NAME}" in said
+    assert f"no kernels of 2 names that AITER cannot decode, for which it runs another library: {SPLIT_NAME}" in said
+    assert "\n2 distinct kernels" in said
+
+
+def test_what_this_aiter_decodes_is_built_whatever_is_known_of_its_name(tmp_path: Path) -> None:
+    shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
+    module = tmp_path / "copy" / "aiter" / "ops" / "gemm_op_a8w8.py"
+    module.write_text(module.read_text().replace('_default"', '_default(?:_ks4)?(?:_new_x2)?"'))
+    table = unusual_rows(tmp_path)
+    table.write_text(table.read_text().replace(UNKNOWN_NAME, SPLIT_NAME.replace("_ks4", "_new_x2")))
+    arguments = ("--source", "aiter", "--tokens", "1..64", "--kinds", "a8w8_bpreshuffle", "--cu-num", "256")
+    plan = run("plan", *arguments, checkout=tmp_path / "copy", **{PER_TOKEN: str(table)})
+    assert (plan["distinct_kernels"], plan["left_out"], plan["undecodable"]) == (4, [], [FIVE_PARTS])
+
+
+def test_everything_that_aiter_imports_and_lacks_is_one_list(tmp_path: Path) -> None:
+    """The import stops at the first of them, and FlyDSL is not blamed."""
+    shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
+    for module, name in (("jit/core.py", "absent_one"), ("ops/flydsl/gemm_kernels.py", "absent_two.part as part")):
+        path = tmp_path / "copy" / "aiter" / module
+        path.write_text(f"import {name}\n{path.read_text()}")
+    path.write_text(path.read_text() + "\n\n@part.decorated\nclass Derived(part.Base): ...\n")
+    arguments = ("--source", "aiter", "--tokens", "1..8")
+    lines = [
+        f"AITER ({tmp_path / 'copy' / 'aiter'}) needs what is not installed here: absent_one, absent_two",
+        "  pip install absent_one absent_two",
+    ]
+    for command in (("plan",), ("build", "--out", tmp_path / "dist")):
+        assert run(*command, *arguments, checkout=tmp_path / "copy", status=2)["problems"] == lines
+
+
+def test_the_flydsl_that_aiter_pins_is_named(tmp_path: Path) -> None:
+    shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
+    (tmp_path / "copy" / "setup.py").write_text('FLYDSL_VERSION = "flydsl==0.0.7"\n')
+    aiter = installed.Installed(tmp_path / "copy" / "aiter")
+    assert needs.pinned_flydsl(aiter) == "flydsl==0.0.7"
+    assert needs.requirements(aiter) == ["torch", "flydsl==0.0.7", "packaging", "pandas", "triton", "einops", "psutil"]
+    module = aiter.package / "ops" / "flydsl" / "batched_gemm_a8w8_gfx950.py"
+    module.write_text("from flydsl.expr import not_there_yet\n" + module.read_text())
+    plan = run("plan", "--source", "aiter", "--tokens", "1..8", checkout=tmp_path / "copy")
+    reasons = {one["op"]: one["reason"] for one in plan["left_out"]}
+    assert reasons["mxscale_bmm"].endswith(f"it is {metadata.version('flydsl')}, and this AITER pins flydsl==0.0.7")
+
+
 def test_kinds_choose_tables_and_shapes() -> None:
     plan = run("plan", "--source", "aiter", "--tokens", "1..8", "--kinds", "a8w8_bpreshuffle")
     assert {shape["op"] for shape in plan["shapes"]} == {"a8w8_bpreshuffle"}
@@ -207,7 +290,7 @@ def test_a_flydsl_that_is_too_old_leaves_the_family_out(tmp_path: Path) -> None:
     assert {shape["op"] for shape in plan["shapes"]} == {"a8w8_bpreshuffle"}
     only = ("--kinds", "mxscale_bmm")
     found = run("build", "--source", "aiter", *only, "--out", tmp_path, checkout=tmp_path / "copy", status=2)
-    assert any("left out: mxscale_bmm" in problem for problem in found["problems"])
+    assert any("skipped: mxscale_bmm" in problem for problem in found["problems"])
 
 
 def test_the_proof_goes_through_the_ops(built: tuple[Path, Any], tmp_path: Path) -> None:
@@ -385,10 +468,12 @@ def test_a_server_is_warmed_without_standins(built: tuple[Path, Any], toolchain:
 
 @real
 def test_the_real_tables_are_planned(checkout: Path) -> None:
+    aiter = installed.Installed(checkout / "aiter")
     before = {path: path.read_bytes() for path in (checkout / "aiter" / "configs").rglob("*.csv")}
     plan = run("plan", "--source", "aiter", "--tokens", "1..32768", "--kinds", "a8w8_bpreshuffle", checkout=checkout)
     assert len(plan["shapes"]) >= 78
-    assert plan["distinct_kernels"] >= 600
+    assert plan["distinct_kernels"] == 512 or "e4048607" not in installed.identity(aiter).get("commit", "")
+    assert plan["distinct_kernels"] >= 400
     assert before == {path: path.read_bytes() for path in (checkout / "aiter" / "configs").rglob("*.csv")}
 
 

@@ -13,9 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiter_flydsl_prebuild.builder.reach import Reach, parse_tokens, plan_reach, to_json
+from aiter_flydsl_prebuild.builder.planning import unknown_kernels
+from aiter_flydsl_prebuild.builder.reach import (
+    UNDECODABLE,
+    UNKNOWN,
+    Reach,
+    SkippedReach,
+    parse_tokens,
+    plan_reach,
+    to_json,
+)
 from aiter_flydsl_prebuild.builder.tables import Row, Shape, TableFile, Tables, read_tables
 from aiter_flydsl_prebuild.errors import InputError
+from aiter_flydsl_prebuild.sources.base import LeftOut
 
 RULES = ("newest", "august")
 V41 = "dsv41_a8w8_blockscale_mxscale_bpreshuffle_tuned_gemm.csv"
@@ -71,6 +81,7 @@ def winners_of_plan(entry: dict[str, Any], first: int, last: int) -> list[Winner
     spread: list[Any] = ["missing"] * (last - first + 1)
     groups = [("flydsl", kernel["name"], kernel["tokens"]) for kernel in entry["kernels"]]
     groups += [(other["libtype"], "", other["tokens"]) for other in entry["other"]]
+    groups += [("flydsl", one["name"], one["tokens"]) for one in entry["skipped"]]
     for libtype, name, ranges in [*groups, ("", "", entry["uncovered"])]:
         previous = first - 2
         for low, high in ranges:
@@ -162,7 +173,7 @@ def test_other_libraries_win_token_counts_of_the_real_tables() -> None:
         return {
             (one.shape, token)
             for one in reach.shapes
-            for kernel in one.kernels
+            for kernel in (*one.kernels, *one.skipped)
             for first, last in kernel.tokens
             for token in range(first, last + 1)
         }
@@ -255,10 +266,12 @@ def test_json_of_a_small_plan(tmp_path: Path) -> None:
                 ],
                 "other": [],
                 "uncovered": [[2, 2], [17, 32], [65, 100]],
+                "skipped": [],
             }
         ],
         "distinct_kernels": 2,
         "undecodable": [],
+        "unknown": [],
         "skipped_rows": {
             "other gfx": 0,
             "other cu_num": 0,
@@ -308,8 +321,21 @@ def test_undecodable_names_are_told(tmp_path: Path) -> None:
     name = "flydsl_bpreshuflle_112x128x256_F8_F8_B16_2x0x1x0x4_default"
     line = per_token(1, "flydsl").rsplit(",", 1)[0] + f",{name}"
     reach = plan_reach(read_tables([table(tmp_path / "t.csv", TOKEN_HEADER, line)]), gfx=[], cu_num=[], tokens=(1, 1))
-    assert reach.undecodable == (name,)
-    assert reach.shapes[0].kernels[0].name == name
+    assert list(reach.skipped(UNDECODABLE)) == [name]
+    assert reach.shapes[0].skipped == (SkippedReach(name, ((1, 1),), UNDECODABLE),)
+    assert (reach.shapes[0].kernels, reach.distinct_kernels) == ((), 0)
+
+
+@pytest.mark.parametrize("name", ["flydsl_new_family_t16x64", "flydsl_bpreshuflle_16x64x512_F8_F8_B16_1x1x0x2_new_x2"])
+def test_kernels_that_nobody_here_knows_are_skipped_by_name(name: str, tmp_path: Path) -> None:
+    lines = per_token(1, "flydsl"), per_token(2, "flydsl").rsplit(",", 1)[0] + f",{name}"
+    tables = read_tables([table(tmp_path / "t.csv", TOKEN_HEADER, *lines)])
+    reach = plan_reach(tables, gfx=[], cu_num=[], tokens=(1, 2))
+    assert reach.distinct_kernels == 1
+    assert reach.shapes[0].skipped == (SkippedReach(name, ((2, 2),), UNKNOWN),)
+    (left_out,) = unknown_kernels(reach)
+    assert left_out == LeftOut("a8w8_bpreshuffle", 1, 1, "no kernel family known here has such names", (name,))
+    assert name in str(left_out)
 
 
 def test_every_cu_num_of_an_arch_is_planned_by_default(tmp_path: Path) -> None:
@@ -331,8 +357,10 @@ def test_filter_that_leaves_nothing_lists_what_there_is(tmp_path: Path) -> None:
         (
             ["gfx950"],
             [304],
-            [f"no row is for gfx950 with cu_num 304; {there}", f"no row of gfx950 is for cu_num 304; {there}"],
+            [f"no row is for gfx950 with cu_num 304; {there}"],
         ),
+        (["gfx950"], [256, 304], [f"no row of gfx950 is for cu_num 304; {there}"]),
+        (["gfx950", "gfx1250"], [304], [f"no row is for gfx950 or gfx1250 with cu_num 304; {there}"]),
     ]:
         with pytest.raises(InputError) as caught:
             plan_reach(tables, gfx=gfx, cu_num=cu_num, tokens=(1, 1))

@@ -30,7 +30,7 @@ from .planning import Plan, plan_source
 from .pool import Outcome, run_jobs
 from .progress import Progress
 from .proof import Proof, Subject, judge, prove
-from .reach import Range, to_json
+from .reach import UNDECODABLE, Range, to_json
 from .remote import SLOTS, Batch, run_batches
 from .sharding import Shard, assign, costs_of
 from .store import Store, open_store
@@ -64,8 +64,9 @@ class BuildRequest:
 @dataclass(frozen=True)
 class BuiltPack:
     """A pack that was written. ``kernels`` are in it, of which ``compiled`` were not in the store; ``failed`` and
-    ``left_out`` are not in it. ``seconds`` from the plan to the proof; ``seconds_of`` tells, by label, what compiling a
-    kernel took when it was compiled. A part of a build has no ``proof``."""
+    ``left_out`` are not in it, and of the names ``undecodable`` there are no kernels. ``seconds`` from the plan to the
+    proof; ``seconds_of`` tells, by label, what compiling a kernel took when it was compiled. A part of a build has no
+    ``proof``."""
 
     path: Path
     kernels: int
@@ -73,6 +74,7 @@ class BuiltPack:
     shapes: int
     failed: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
+    undecodable: tuple[str, ...]
     uncovered: int
     bytes: int
     compile_seconds: float
@@ -105,7 +107,7 @@ def make_plan(request: BuildRequest, store: Store) -> Plan:
     plan = plan_source(source, arch=request.arch, cu_num=request.cu_num, tokens=request.tokens, rule=request.rule)
     if not plan.jobs:
         nothing = f"no FlyDSL kernel serves {request.arch} for tokens {request.tokens[0]}..{request.tokens[1]}"
-        raise InputError([nothing, *(f"left out: {one}" for one in plan.left_out)])
+        raise InputError([nothing, *(f"skipped: {one}" for one in plan.left_out)])
     return plan
 
 
@@ -169,6 +171,7 @@ def build_pack(
         shapes=len(plan.reach.shapes),
         failed=_lines(failed),
         left_out=plan.left_out,
+        undecodable=tuple(plan.reach.skipped(UNDECODABLE)),
         uncovered=sum(last - first + 1 for shape in plan.reach.shapes for first, last in shape.uncovered),
         bytes=final.stat().st_size,
         compile_seconds=compile_seconds,
@@ -334,6 +337,7 @@ def describe(request: BuildRequest, plan: Plan, toolchain: Toolchain) -> dict[st
             "tables": [{"file": Path(file.path).name, "sha256": file.sha256} for file in plan.tables.files],
             "shapes": [{k: v for k, v in shape.items() if k != "kernels"} for shape in reach["shapes"]],
             "undecodable": reach["undecodable"],
+            "unknown": reach["unknown"],
         },
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..sources.base import Job, LeftOut, Source
-from .reach import Range, Reach, plan_reach
+from .reach import UNKNOWN, Range, Reach, ShapeReach, distinct, plan_reach
 from .tables import Tables, read_tables
 
 
@@ -36,4 +36,23 @@ def plan_source(source: Source, *, arch: str, cu_num: Sequence[int], tokens: Ran
     reach = plan_reach(tables, gfx=[arch], cu_num=cu_num, tokens=tokens, rule=rule or source.rule())
     reach, left_out = source.refine(reach, arch)
     beside, left_out_beside = source.beside_tables(arch)
-    return Plan(source, tables, reach, tuple(source.jobs(reach, arch)), tuple(beside), left_out + left_out_beside)
+    left_out += (*unknown_kernels(reach), *left_out_beside)
+    return Plan(source, tables, reach, tuple(source.jobs(reach, arch)), tuple(beside), left_out)
+
+
+def unknown_kernels(reach: Reach) -> tuple[LeftOut, ...]:
+    """The kernels of a reach whose names nobody here knows, op by op: what a server may still compile."""
+    found: dict[str, dict[str, list[ShapeReach]]] = {}
+    for name, entries in reach.skipped(UNKNOWN).items():
+        for entry in entries:
+            found.setdefault(entry.shape.op, {}).setdefault(name, []).append(entry)
+    return tuple(
+        LeftOut(
+            op,
+            len(distinct((entry.shape, name) for name, entries in names.items() for entry in entries)),
+            len({entry.shape for entries in names.values() for entry in entries}),
+            "no kernel family known here has such names",
+            tuple(names),
+        )
+        for op, names in sorted(found.items())
+    )

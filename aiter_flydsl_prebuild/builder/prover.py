@@ -78,7 +78,7 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
     dispatched = _dispatch(source, [entry.shape for entry in reach.shapes], tokens)
     planned = {entry.shape: {k.name: k.tokens for k in entry.kernels} for entry in reach.shapes}
     for shape, runs in dispatched.items():
-        problems += _disagreements(shape, runs, {n: t for n, t in planned[shape].items() if n not in reach.undecodable})
+        problems += _disagreements(shape, runs, planned[shape])
 
     calls = 0
     hit: set[tuple[str, Shape]] = set()

@@ -26,6 +26,8 @@ __all__ = [
     "Reach",
     "Shape",
     "ShapeReach",
+    "SkippedReach",
+    "distinct",
     "parse_tokens",
     "plan_reach",
     "to_json",
@@ -60,32 +62,65 @@ class OtherReach:
     tokens: Ranges
 
 
+UNDECODABLE: Final = "undecodable"
+UNKNOWN: Final = "unknown"
+"""Why a FlyDSL kernel that wins token counts is not built: AITER's dispatch cannot decode its name and runs another
+library, so that there is nothing to compile; or no grammar of :mod:`.rules` has its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedReach:
+    """The token counts of a FlyDSL kernel that is not built; ``reason`` is :data:`UNDECODABLE` or :data:`UNKNOWN`."""
+
+    name: str
+    tokens: Ranges
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class ShapeReach:
-    """Who serves one shape. Kernels and libraries are in the order of their first token count."""
+    """Who serves one shape. Kernels and libraries are in the order of their first token count.
+
+    ``kernels`` are those that are to be built, ``skipped`` those that the tables name beside them.
+    """
 
     shape: Shape
     kernels: tuple[KernelReach, ...]
     other: tuple[OtherReach, ...]
     uncovered: Ranges
+    skipped: tuple[SkippedReach, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
     """The reach of the selected rows over ``tokens`` (first and last token count).
 
-    ``distinct_kernels`` counts kernels that differ in arch, name, N, K or weight scale block. ``undecodable`` holds the
-    names among them that AITER's dispatch cannot decode (see :class:`rules.KernelName`): their rows win their token
-    counts, AITER runs ck there, and there is nothing to compile. ``skipped_rows`` counts rows for each of
-    :data:`SKIP_REASONS`.
+    ``skipped_rows`` counts rows for each of :data:`SKIP_REASONS`.
     """
 
     tokens: Range
     rule: str
     shapes: tuple[ShapeReach, ...]
-    distinct_kernels: int
-    undecodable: tuple[str, ...]
     skipped_rows: dict[str, int]
+
+    @property
+    def distinct_kernels(self) -> int:
+        """How many kernels are to be built: those that differ in arch, name, N, K or weight scale block."""
+        return len(distinct((entry.shape, kernel.name) for entry in self.shapes for kernel in entry.kernels))
+
+    def skipped(self, reason: str) -> dict[str, list[ShapeReach]]:
+        """The names of kernels that are skipped for a reason, sorted, and the shapes that have them."""
+        found: dict[str, list[ShapeReach]] = {}
+        for entry in self.shapes:
+            for one in entry.skipped:
+                if one.reason == reason:
+                    found.setdefault(one.name, []).append(entry)
+        return dict(sorted(found.items()))
+
+
+def distinct(kernels: Iterable[tuple[Shape, str]]) -> set[tuple[str, str, int, int, str | None]]:
+    """What tells one kernel from another, of kernels given by shape and name: each once."""
+    return {(shape.gfx, name, shape.n, shape.k, shape.w_scale_block) for shape, name in kernels}
 
 
 def parse_tokens(text: str) -> Range:
@@ -136,14 +171,7 @@ def plan_reach(
         skipped[UNREACHABLE] += flydsl - len(reached)
         shapes.append(_shape_reach(shape, by_m, winners))
 
-    distinct = {
-        (reach.shape.gfx, kernel.name, reach.shape.n, reach.shape.k, reach.shape.w_scale_block)
-        for reach in shapes
-        for kernel in reach.kernels
-    }
-    names = {name for _, name, *_ in distinct}
-    undecodable = tuple(sorted(name for name in names if not rules.parse_kernel_name(name).decodable))
-    return Reach((first, last), rule, tuple(shapes), len(distinct), undecodable, skipped)
+    return Reach((first, last), rule, tuple(shapes), skipped)
 
 
 def to_json(reach: Reach) -> dict[str, Any]:
@@ -167,11 +195,13 @@ def to_json(reach: Reach) -> dict[str, Any]:
                 "kernels": [{"name": kernel.name, "tokens": ranges(kernel.tokens)} for kernel in one.kernels],
                 "other": [{"libtype": other.libtype, "tokens": ranges(other.tokens)} for other in one.other],
                 "uncovered": ranges(one.uncovered),
+                "skipped": [{"name": s.name, "reason": s.reason, "tokens": ranges(s.tokens)} for s in one.skipped],
             }
             for one in reach.shapes
         ],
         "distinct_kernels": reach.distinct_kernels,
-        "undecodable": list(reach.undecodable),
+        "undecodable": list(reach.skipped(UNDECODABLE)),
+        "unknown": list(reach.skipped(UNKNOWN)),
         "skipped_rows": dict(reach.skipped_rows),
     }
 
@@ -183,6 +213,8 @@ def _select(rows: Iterable[Row], gfx: Sequence[str], cu_num: Sequence[int]) -> f
     there = ", ".join(f"{one_gfx} with cu_num {one_cu}" for one_gfx, one_cu in sorted(present))
     with_cu = f" with cu_num {' or '.join(map(str, cu_num))}" if cu_num else ""
     of_gfx = f" of {' or '.join(gfx)}" if gfx else ""
+    if not selected and gfx:  # one fact, whichever of the two is looked at
+        raise InputError(f"no row is for {' or '.join(gfx)}{with_cu}; the tables hold {there}")
     problems = [
         f"no row is for {one}{with_cu}; the tables hold {there}"
         for one in gfx
@@ -267,9 +299,20 @@ def _shape_reach(shape: Shape, by_m: dict[int, Row], winners: Iterable[tuple[int
             ranges[-1] = (ranges[-1][0], high)
         else:
             ranges.append((low, high))
+    reasons = {name: _why_skipped(name) for name in kernels}
     return ShapeReach(
         shape,
-        tuple(KernelReach(name, tuple(ranges)) for name, ranges in kernels.items()),
+        tuple(KernelReach(name, tuple(ranges)) for name, ranges in kernels.items() if reasons[name] is None),
         tuple(OtherReach(libtype, tuple(ranges)) for libtype, ranges in other.items()),
         tuple(uncovered),
+        tuple(SkippedReach(name, tuple(kernels[name]), reason) for name, reason in reasons.items() if reason),
     )
+
+
+@lru_cache(maxsize=1 << 16)
+def _why_skipped(name: str) -> str | None:
+    """By the grammars alone; a source that has the dispatch at hand asks that (:meth:`Source.refine`)."""
+    try:
+        return None if rules.parse_kernel_name(name).decodable else UNDECODABLE
+    except ValueError:
+        return UNKNOWN

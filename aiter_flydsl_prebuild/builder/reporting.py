@@ -19,10 +19,15 @@ from ..pack import Pack
 from ..sources.base import LeftOut
 from . import needs
 from .occupancy import waves_per_simd
-from .reach import Range
+from .reach import UNDECODABLE, UNKNOWN, Range
 
 HTML, PNG, MARKDOWN = "report.html", "coverage.png", "summary.md"
 _SLOWEST = 10
+# What becomes of the token counts of a kernel that is not built, by the reason (reach.SkippedReach).
+_SKIPPED = {
+    UNDECODABLE: ("other", "AITER cannot decode the name, and runs another library"),
+    UNKNOWN: ("uncovered", "no kernel family known here has such a name"),
+}
 # Of what is no kernel in the picture: colour and hatch.
 _FILLS = {"uncovered": ("#d32f2f", "xxxx"), "other": ("#c8c8c8", "////")}
 
@@ -133,6 +138,10 @@ def bands(subject: Subject) -> list[Band]:
         for other in shape.get("other", ()):
             bars += [Bar(run, "other", f"{other['libtype']} wins", 0, 0) for run in _runs(other["tokens"])]
             taken += _runs(other["tokens"])
+        for one in shape.get("skipped", ()):
+            kind, why = _SKIPPED[one["reason"]]
+            bars += [Bar(run, kind, f"{one['name']}: {why}", 0, 0) for run in _runs(one["tokens"])]
+            taken += _runs(one["tokens"])
         # A kernel's tokens are those of every partition of the GPU: what this one gives to others is not its own.
         kernels = sorted(by_layer.get(_layer_key(shape), ()), key=lambda kernel: kernel["tokens"])
         for number, kernel in enumerate(kernels):

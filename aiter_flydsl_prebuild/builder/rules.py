@@ -41,6 +41,9 @@ BLOCKSCALE: Final = "a8w8_blockscale"
 FLYDSL: Final = "flydsl"
 """The libtype of the rows that name a FlyDSL kernel."""
 
+FLYDSL_PREFIX: Final = "flydsl_"
+"""How the name of every FlyDSL kernel of AITER begins, those of families that are not known here included."""
+
 # AITER: csrc/py_itfs_cu/gemm_common.cu, getPaddedM with gl = 0. (largest M, multiple that M is padded to).
 _FINE_STEPS: Final = ((256, 16), (1024, 32), (4096, 64), (MAX_TOKENS, 128))
 # The same with gl = 1: above this M, for N above the other limit, M is padded down to it.

@@ -130,7 +130,8 @@ def read_tables(paths: Sequence[Path | str]) -> Tables:
 
     A table with a ``w_scale_block`` column is an mxscale table, one with ``q_dtype_w`` a per-token table, one with
     neither a block-scale table, which may hold no FlyDSL row. Columns may come in any order and further ones are
-    ignored. ``gfx`` may be missing where cu_num tells it (AITER fills it in the same way), and ``us`` may be missing.
+    ignored. Rows of FlyDSL kernels whose names are not known here are read; the plan skips them. ``gfx`` may be missing
+    where cu_num tells it (AITER fills it in the same way), and ``us`` may be missing.
 
     Raises InputError with one line per problem, of all files.
     """
@@ -223,7 +224,7 @@ class _Memos:
     """What is known about cells that were met before, over all files."""
 
     def __init__(self) -> None:
-        self.kernel_names: _Memo[str, rules.KernelName | str] = _Memo(_kernel_name)
+        self.kernel_names: _Memo[str, rules.KernelName | str | None] = _Memo(_kernel_name)
         self.integers: _Memo[str, int | str] = _Memo(_positive)
         # (op, gfx or None, cu_num, N, K, w_scale_block or q_dtype_w) as written
         self.shapes: _Memo[tuple[str, str | None, str, str, str, str], tuple[Shape | None, _Found]] = _Memo(_shape)
@@ -243,7 +244,9 @@ class _Memos:
             found.append(("libtype", "is empty; write the library that runs the row, such as flydsl or ck"))
         if libtype == rules.FLYDSL:
             parsed = self.kernel_names[name]
-            if isinstance(parsed, str):
+            if parsed is None:
+                pass
+            elif isinstance(parsed, str):
                 found.append(("kernelName", f"{parsed}; correct the name or remove the row"))
             elif op not in rules.ops_of_family(parsed.family):
                 found.append(
@@ -270,7 +273,8 @@ def _why_op(op: str) -> str:
     return ' (kernelId is not "bmm")' if op == rules.MXSCALE_2D else ""
 
 
-def _kernel_name(name: str) -> rules.KernelName | str:
+def _kernel_name(name: str) -> rules.KernelName | str | None:
+    """What the name says, what is wrong with it, or None where a newer AITER may know it: the plan skips such rows."""
     if not name:
         return "is empty"
     if len(name) > _LONGEST_CELL:
@@ -278,7 +282,7 @@ def _kernel_name(name: str) -> rules.KernelName | str:
     try:
         return rules.parse_kernel_name(name)
     except ValueError as error:
-        return str(error)
+        return None if name.startswith(rules.FLYDSL_PREFIX) else str(error)
 
 
 def _positive(text: str) -> int | str:

@@ -132,6 +132,7 @@ def _to_json(built: BuiltPack, made: Path, size: int, part: bool) -> dict[str, A
         "uncovered": built.uncovered,
         "failed": list(built.failed),
         "left_out": [asdict(one) for one in built.left_out],
+        "undecodable": list(built.undecodable),
         "proof": built.proof.to_json() if built.proof else None,
         "seconds_of": built.seconds_of,
         "warnings": list(built.warnings),

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Plan, or, with ``--from-log``, list what servers compiled."""
     from ..builder.fromlog import read_log, wanted
-    from ..builder.planning import plan_source
+    from ..builder.planning import plan_source, unknown_kernels
     from ..builder.reach import parse_tokens, plan_reach, to_json
     from ..builder.rules import RULES
     from ..builder.tables import read_tables
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> Result:
     beside: tuple[Job, ...] = ()
     if args.table:
         reach = plan_reach(read_tables(args.table), gfx=[args.arch], rule=rule, **selected)
+        left_out = unknown_kernels(reach)
     else:
         plan = plan_source(source, arch=args.arch, rule=rule, **selected)
         reach, left_out, beside = plan.reach, plan.left_out, plan.beside

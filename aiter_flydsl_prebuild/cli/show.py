@@ -39,6 +39,8 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> Non
 
     0 CUs are every partition that no row is for; ``beside`` counts compiles that no table leads to.
     """
+    from ..builder.reach import UNDECODABLE
+
     header = ("op", "arch", "CUs", "N", "K", "scales", "kernels", "other libraries", "uncovered")
     rows = []
     for one in reach.shapes:
@@ -56,8 +58,16 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> Non
     )
     if beside:
         print(f"{beside} compiles beside the tables")
+    if names := reach.skipped(UNDECODABLE):
+        print(undecodable(list(names)))
     for lost in left_out:
-        print(f"left out: {lost}")
+        print(f"skipped: {lost}")
+
+
+def undecodable(names: Sequence[str]) -> str:
+    """One line on names of the tables for which there is nothing to compile."""
+    few = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"no kernels of {len(names)} names that AITER cannot decode, for which it runs another library: {few}"
 
 
 def log(found: Sequence[Wanted]) -> None:
@@ -95,8 +105,10 @@ def build(result: dict[str, Any]) -> None:
         )
     if result["uncovered"]:
         print(f"{result['uncovered']} token counts are served by no row of the tables (inspect lists them)")
+    if result["undecodable"]:
+        print(undecodable(result["undecodable"]))
     for one in result["left_out"]:
-        print(f"left out: {LeftOut(**one)}")
+        print(f"skipped: {LeftOut(**one)}")
     if result["failed"]:
         print(f"left out, {len(result['failed'])} kernels:")
         for line in result["failed"]:
@@ -153,7 +165,7 @@ def packs(summaries: Sequence[dict[str, Any]], written: Sequence[str]) -> None:
                 counts = _ranges(shape["uncovered"])
                 print(f"no row: {shape['op']}, N={shape['n']}, K={shape['k']}, tokens {counts}")
         for one in pack["plan"].get("left_out", []):
-            print(f"left out: {LeftOut(**one)}")
+            print(f"skipped: {LeftOut(**one)}")
         for job in pack["missing"]:
             print(f"missing: {job['name']} (N={job['n']}, K={job['k']}): {job['reason'].splitlines()[0]}")
     for path in written:

@@ -7,12 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..builder.reach import Range, Reach, Shape
 from ..builder.tables import LAYER
 from ..errors import InputError
 from ..pack import Pack
+
+if TYPE_CHECKING:
+    from ..builder.doctor import Finding
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,20 @@ class Options:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Kernels that the tables reach and that are not built: ``kernels`` of ``op``, for ``shapes`` shapes, and why."""
+    """Kernels that the tables reach and that are not built: ``kernels`` of ``op``, for ``shapes`` shapes, and why.
+
+    ``names`` are theirs, where the reason lies in them.
+    """
 
     op: str
     kernels: int
     shapes: int
     reason: str
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.op}: {self.kernels} kernels of {self.shapes} shapes: {self.reason}"
+        names = f": {', '.join(self.names)}" if self.names else ""
+        return f"{self.op}: {self.kernels} kernels of {self.shapes} shapes: {self.reason}{names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,14 @@ class Source(ABC):
     def refine(self, reach: Reach, arch: str) -> tuple[Reach, tuple[LeftOut, ...]]:
         """What the tables alone do not tell: the reach with what a heuristic adds, without what cannot be built."""
         return reach, ()
+
+    def requirements(self) -> list[str]:
+        """What pip is to install so that these kernels can be built, beside this project."""
+        return ["flydsl", "torch"]
+
+    def examine(self, arch: str) -> list[Finding]:
+        """What ``doctor --source`` says of this source, beside what every build needs."""
+        return []
 
     @abstractmethod
     def tables(self) -> list[Path]:
@@ -183,15 +199,13 @@ def jobs_of(source: str, reach: Reach, arch: str, options: Options = Options()) 
     """One job for each distinct kernel of a plan: name, op, N, K and scale blocks, whichever cu_num reaches it."""
     found: dict[Shape, dict[str, tuple[Range, ...]]] = {}
     units: dict[tuple[Shape, str], set[int]] = {}
-    undecodable = frozenset(reach.undecodable)
     for entry in reach.shapes:
         layer = replace(entry.shape, cu_num=0)
         kernels = found.setdefault(layer, {})
         for kernel in entry.kernels:
-            if kernel.name not in undecodable:
-                before = kernels.get(kernel.name)
-                kernels[kernel.name] = kernel.tokens if before is None else merge_ranges(before + kernel.tokens)
-                units.setdefault((layer, kernel.name), set()).add(entry.shape.cu_num)
+            before = kernels.get(kernel.name)
+            kernels[kernel.name] = kernel.tokens if before is None else merge_ranges(before + kernel.tokens)
+            units.setdefault((layer, kernel.name), set()).add(entry.shape.cu_num)
     return [
         Job(source, arch, name, shape, tokens, options, cu_num=tuple(sorted(units[shape, name])))
         for shape, kernels in found.items()

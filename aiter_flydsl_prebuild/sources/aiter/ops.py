@@ -60,8 +60,17 @@ class Op(ABC):
         """Why this AITER has no such op for a shape, None where it has."""
         if shape.gfx not in cls.arches:
             return f"how AITER runs them on {shape.gfx} is not known here"
-        missing = sorted({module for module, text in cls.needs if not aiter.has(module, text)})
+        missing = cls._missing(aiter)
         return f"this AITER has no entry point for them ({', '.join(missing)})" if missing else None
+
+    @classmethod
+    def here(cls, aiter: Installed) -> bool:
+        """Whether this AITER has the op's entry points."""
+        return not cls._missing(aiter)
+
+    @classmethod
+    def _missing(cls, aiter: Installed) -> list[str]:
+        return sorted({module for module, text in cls.needs if not aiter.has(module, text)})
 
     def __init__(self, arch: str, live: bool = False) -> None:
         self.live = live
@@ -92,7 +101,14 @@ class Op(ABC):
         if row is None:
             return self.pick(shape, tokens)
         name = str(row["kernelName"])
-        return name if row["libtype"] == rules.FLYDSL and self.decodes(name) else None
+        return name if row["libtype"] == rules.FLYDSL and self.runs(name) is True else None
+
+    def runs(self, name: str) -> bool | Exception:
+        """Whether AITER's op runs a FlyDSL kernel for a name, or what it raises when it is to find out."""
+        try:
+            return self.decodes(name)
+        except Exception as error:
+            return error
 
     @abstractmethod
     def lookups(self) -> list[Any]:

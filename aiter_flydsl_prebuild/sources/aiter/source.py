@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -18,12 +17,23 @@ from typing import Any
 
 from ...builder import rules
 from ...builder.digests import digest, own_code
-from ...builder.reach import KernelReach, Range, Reach, Shape, ShapeReach
+from ...builder.doctor import Finding
+from ...builder.reach import (
+    UNDECODABLE,
+    UNKNOWN,
+    KernelReach,
+    Range,
+    Reach,
+    Shape,
+    ShapeReach,
+    SkippedReach,
+    distinct,
+)
 from ...builder.toolchain import scrubbed_environment
 from ...errors import CheckError, InputError
 from ...flydsl_install import ambiguity, read_install
 from ..base import Job, LeftOut, Source, merge_ranges
-from . import ahead, code, installed, standins
+from . import ahead, code, installed, needs, standins
 from .ops import DTYPES, OPS, Op
 from .tables import table_files
 
@@ -111,30 +121,58 @@ class AiterSource(Source):
             return reason is None
 
         kept = [entry for entry in shapes if had(entry, OPS[entry.shape.op].lacks(aiter, entry.shape))]
+        left_out: list[LeftOut] = []
         # Any op can be too old or too new for the FlyDSL at hand; only the mxscale ops have a heuristic.
         ops = sorted({entry.shape.op for entry in kept})
         if ops:
             untuned = [entry for entry in kept if entry.shape.op != rules.BPRESHUFFLE and entry.uncovered]
-            request = {"ops": ops, "shapes": [[asdict(e.shape), e.uncovered] for e in untuned]}
-            found = self._ask({"arch": arch, "kinds": [], **request})
+            shapes_of = [[asdict(e.shape), e.uncovered] for e in untuned]
+            names = {op: sorted({name for e in kept if e.shape.op == op for name in _names(e)}) for op in ops}
+            found = self._ask({"arch": arch, "kinds": [], "ops": ops, "names": names, "shapes": shapes_of})
             runs = [[(name, (first, last)) for name, first, last in one] for one in found["picks"]]
             picked = dict(zip((entry.shape for entry in untuned), runs, strict=True))
             kept = [entry for entry in kept if had(entry, found["reasons"].get(entry.shape.op))]
+            kept, untold = _decoded(kept, found["decoded"])
             kept = [_with_picks(entry, picked.get(entry.shape, [])) for entry in kept]
-        left_out = [_left_out(op, entries, reason) for (op, reason), entries in sorted(lost.items())]
+            left_out += untold
+        left_out += [_left_out(op, entries, reason) for (op, reason), entries in sorted(lost.items())]
         kept, without = _in_types(kept, self.dtypes)
-        left_out += without
-        distinct = {(e.shape.gfx, k.name, e.shape.n, e.shape.k, e.shape.w_scale_block) for e in kept for k in e.kernels}
-        names = {name for _, name, *_ in distinct}
-        undecodable = tuple(name for name in reach.undecodable if name in names)
-        refined = replace(reach, shapes=tuple(kept), distinct_kernels=len(distinct), undecodable=undecodable)
-        return refined, tuple(left_out)
+        return replace(reach, shapes=tuple(kept)), (*left_out, *without)
+
+    def requirements(self) -> list[str]:
+        return needs.requirements(self._aiter)
+
+    def examine(self, arch: str) -> list[Finding]:
+        try:
+            aiter = self._aiter
+        except InputError as error:
+            return [Finding("AITER", "missing", "not installed", str(error))]
+        identity = self.identity()
+        commit = f", commit {identity['commit']}" if "commit" in identity else ""
+        findings = [Finding("AITER", "ok", f"{identity['version']}{commit}, {aiter.package}"), needs.flydsl(aiter)]
+        ops = [name for name in self.kinds if OPS[name].here(aiter)]
+        request = {"arch": arch, "kinds": [], "ops": ops, "names": {}, "shapes": []}
+        try:
+            reasons = ask_aiter(aiter, request)["reasons"]
+        except InputError as error:
+            return [*findings, Finding("AITER's imports", "missing", error.problems[0], error.problems[1].strip())]
+        except CheckError as error:
+            return [*findings, Finding("AITER's imports", "missing", str(error))]
+        findings.append(Finding("AITER's imports", "ok", ", ".join(f"{n} {v}" for n, v in needs.versions().items())))
+        for name in self.kinds:
+            if name not in ops:
+                findings.append(Finding(f"kernels of {name}", "ok", "this AITER has none"))
+            elif (reason := reasons[name]) is not None:
+                findings.append(Finding(f"kernels of {name}", "warning", f"skipped: {reason}"))
+            else:
+                findings.append(Finding(f"kernels of {name}", "ok", "AITER's wrappers can be imported"))
+        return findings
 
     def beside_tables(self, arch: str) -> tuple[list[Job], tuple[LeftOut, ...]]:
         """AITER's own ahead-of-time jobs of the other kinds asked for."""
         if not self.other_kinds:
             return [], ()
-        found = self._ask({"arch": arch, "ops": [], "shapes": [], "kinds": self.other_kinds})
+        found = self._ask({"arch": arch, "ops": [], "names": {}, "shapes": [], "kinds": self.other_kinds})
         jobs = [self._job(kind, arch, job) for kind in found["jobs"] for job in found["jobs"][kind]]
         reasons = {kind: found["reasons"].get(kind) or "AITER has no job for this arch" for kind in self.other_kinds}
         left_out = [LeftOut(kind, 0, 0, reasons[kind]) for kind in self.other_kinds if not found["jobs"].get(kind)]
@@ -150,10 +188,10 @@ class AiterSource(Source):
             "aiter": self.watched(),
             "flydsl": None if install is None else install.identity,
             "python": sys.version,
-            "torch": importlib.metadata.version("torch"),
+            "packages": needs.versions(),
             "code": own_code(),
         }
-        found: dict[str, Any] = self.remember(digest(about), lambda: _probe(request))
+        found: dict[str, Any] = self.remember(digest(about), lambda: ask_aiter(self._aiter, request))
         return found
 
     def _job(self, kind: str, arch: str, job: dict[str, Any]) -> Job:
@@ -255,6 +293,46 @@ def model_lists() -> dict[str, dict[str, Any]]:
     return lists
 
 
+def _names(entry: ShapeReach) -> list[str]:
+    """The names of the FlyDSL kernels that a shape's rows name, those that are to be built and the others."""
+    return [one.name for one in _named(entry)]
+
+
+def _named(entry: ShapeReach) -> list[KernelReach | SkippedReach]:
+    return [*entry.kernels, *entry.skipped]
+
+
+def _decoded(
+    shapes: Sequence[ShapeReach], decoded: dict[str, dict[str, bool | str]]
+) -> tuple[list[ShapeReach], list[LeftOut]]:
+    """The shapes with the kernels whose names this AITER decodes, whatever is known of them here.
+
+    ``decoded`` is the probe's. A name that it cannot decode goes to ``skipped``: AITER runs another library there, but
+    for families that nobody here knows, of which it may run the kernels in a way of its own. Names that cannot be told
+    about are left out.
+    """
+    kept = []
+    untold: dict[tuple[str, str], list[ShapeReach]] = {}
+    for entry in shapes:
+        answers = decoded.get(entry.shape.op, {})
+        unknown = {one.name for one in entry.skipped if one.reason == UNKNOWN}
+        kernels: list[KernelReach] = []
+        skipped: list[SkippedReach] = []
+        for one in _named(entry):
+            answer = answers[one.name]
+            if answer is True:
+                kernels.append(KernelReach(one.name, one.tokens))
+            elif answer is False:
+                reason = UNKNOWN if one.name in unknown else UNDECODABLE
+                skipped.append(SkippedReach(one.name, one.tokens, reason))
+            else:
+                lost = replace(entry, kernels=(KernelReach(one.name, one.tokens),), skipped=())
+                untold.setdefault((entry.shape.op, answer), []).append(lost)
+        kernels.sort(key=lambda kernel: kernel.tokens[0])
+        kept.append(replace(entry, kernels=tuple(kernels), skipped=tuple(skipped)))
+    return kept, [_left_out(op, lost, reason) for (op, reason), lost in sorted(untold.items())]
+
+
 def _with_picks(entry: ShapeReach, picks: Sequence[tuple[str | None, Range]]) -> ShapeReach:
     """A shape's reach with the heuristic's kernels on token counts that no row serves."""
     if not picks:
@@ -265,7 +343,7 @@ def _with_picks(entry: ShapeReach, picks: Sequence[tuple[str | None, Range]]) ->
         (uncovered if name is None else tokens.setdefault(name, [])).append(run)
     kernels = [KernelReach(name, merge_ranges(ranges)) for name, ranges in tokens.items()]
     kernels.sort(key=lambda kernel: kernel.tokens[0])
-    return ShapeReach(entry.shape, tuple(kernels), entry.other, merge_ranges(uncovered))
+    return replace(entry, kernels=tuple(kernels), uncovered=merge_ranges(uncovered))
 
 
 def _in_types(shapes: Sequence[ShapeReach], asked: Sequence[str]) -> tuple[list[ShapeReach], list[LeftOut]]:
@@ -284,12 +362,38 @@ def _in_types(shapes: Sequence[ShapeReach], asked: Sequence[str]) -> tuple[list[
 
 
 def _left_out(op: str, shapes: Sequence[ShapeReach], reason: str) -> LeftOut:
-    kernels = {(kernel.name, e.shape.n, e.shape.k, e.shape.w_scale_block) for e in shapes for kernel in e.kernels}
-    return LeftOut(op, len(kernels), len(shapes), reason)
+    kernels = distinct((entry.shape, kernel.name) for entry in shapes for kernel in entry.kernels)
+    return LeftOut(op, len(kernels), len({entry.shape for entry in shapes}), reason)
+
+
+def ask_aiter(aiter: installed.Installed, request: dict[str, Any]) -> dict[str, Any]:
+    """Ask :mod:`.probe`, and again without what AITER could not import, until all of that is known.
+
+    :raises InputError: something that AITER imports is not installed; all of it is named.
+    :raises CheckError: the process ended without an answer, or AITER cannot be imported.
+    """
+    absent: list[str] = []
+    while True:
+        try:
+            found = _probe({**request, "absent": absent, "search": sys.path})
+        except CheckError:
+            if absent:
+                break  # what stands in for absent modules is no match for everything
+            raise
+        new = [name for name in found.get("absent", ()) if name not in absent]
+        if not absent and not new:
+            return found
+        absent += new
+        if needs.ESSENTIAL.intersection(new):
+            absent += [name for name in needs.known_absent() if name not in absent]
+            break
+        if not new:
+            break
+    raise InputError(needs.complaint(aiter, absent))
 
 
 def _probe(request: dict[str, Any]) -> dict[str, Any]:
-    """Ask :mod:`.probe`, a process that imports AITER.
+    """Run :mod:`.probe`, a process that imports AITER.
 
     :raises CheckError: the process ended without an answer, or AITER cannot be imported.
     """
