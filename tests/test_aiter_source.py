@@ -253,11 +253,14 @@ def test_everything_that_aiter_imports_and_lacks_is_one_list(tmp_path: Path) -> 
     path.write_text(path.read_text() + "\n\n@part.decorated\nclass Derived(part.Base): ...\n")
     arguments = ("--source", "aiter", "--tokens", "1..8")
     lines = [
-        f"AITER ({tmp_path / 'copy' / 'aiter'}) needs what is not installed here: absent_one, absent_two",
+        f"AITER ({tmp_path / 'copy' / 'aiter'}) imports what is not installed here: absent_one, absent_two",
         "  pip install absent_one absent_two",
     ]
     for command in (("plan",), ("build", "--out", tmp_path / "dist")):
-        assert run(*command, *arguments, checkout=tmp_path / "copy", status=2)["problems"] == lines
+        assert run(*command, *arguments, checkout=tmp_path / "copy", status=1)["problems"] == lines
+    found = run("doctor", "--source", "aiter", checkout=tmp_path / "copy", status=1)["findings"]
+    (imports,) = (one for one in found if one["name"] == "AITER's imports")
+    assert [imports["status"], imports["detail"], f"  {imports['advice']}"] == ["missing", *lines]
 
 
 def test_the_flydsl_that_aiter_pins_is_named(tmp_path: Path) -> None:
@@ -271,6 +274,19 @@ def test_the_flydsl_that_aiter_pins_is_named(tmp_path: Path) -> None:
     plan = run("plan", "--source", "aiter", "--tokens", "1..8", checkout=tmp_path / "copy")
     reasons = {one["op"]: one["reason"] for one in plan["left_out"]}
     assert reasons["mxscale_bmm"].endswith(f"it is {metadata.version('flydsl')}, and this AITER pins flydsl==0.0.7")
+
+
+def test_the_doctor_examines_aiter(tmp_path: Path) -> None:
+    findings = {one["name"]: one for one in run("doctor", "--source", "aiter")["findings"]}
+    assert str(STANDIN / "aiter") in findings["AITER"]["detail"]
+    assert findings["AITER's FlyDSL"]["detail"] == "this AITER pins none"
+    assert findings["AITER's imports"]["status"] == findings["kernels of a8w8_bpreshuffle"]["status"] == "ok"
+    assert findings["kernels of mxscale_2d"]["detail"] == "this AITER has none"
+    done = prebuild("doctor", "--source", "aiter", "--requirements", environment=environment(STANDIN))
+    assert done.stdout.split() == ["torch", "flydsl", "packaging", "pandas", "triton", "einops", "psutil"]
+    if not importlib.util.find_spec("aiter"):
+        found = run("doctor", "--source", "aiter", checkout=tmp_path, status=1)["findings"]
+        assert ("AITER", "missing") in [(one["name"], one["status"]) for one in found]
 
 
 def test_kinds_choose_tables_and_shapes() -> None:

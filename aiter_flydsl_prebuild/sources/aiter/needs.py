@@ -6,15 +6,18 @@ first import that fails names one of several. Here they are all found, and how t
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import re
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...builder.doctor import Finding
+from ...errors import PrebuildError
 from .installed import DISTRIBUTION, PACKAGE, Installed, find
 
 FLYDSL = "flydsl"
@@ -72,29 +75,36 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def complaint(aiter: Installed, absent: list[str]) -> list[str]:
-    """The lines that say what is not installed, and how to install it."""
-    absent = [name for name in absent if (top := name.partition(".")[0]) == name or top not in absent]
+class MissingError(PrebuildError):
+    """AITER imports what is not installed: ``what`` is it, ``advice`` how to install all of it."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}\n  {advice}")
+        self.what, self.advice = what, advice
+
+
+def missing(aiter: Installed, absent: list[str]) -> MissingError:
+    """The error for modules that are not there."""
     pin = pinned_flydsl(aiter)
-    wanted = [pin if name == FLYDSL and pin else name.partition(".")[0] for name in absent]
-    return [
-        f"AITER ({aiter.package}) needs what is not installed here: {', '.join(absent)}",
-        f"  pip install {' '.join(dict.fromkeys(wanted))}",
-    ]
+    wanted = [pin if name == FLYDSL and pin else name for name in absent]
+    return MissingError(
+        f"AITER ({aiter.package}) imports what is not installed here: {', '.join(absent)}",
+        f"pip install {' '.join(dict.fromkeys(wanted))}",
+    )
 
 
 def not_installed(error: BaseException) -> str | None:
-    """The module that an import failed for want of, where it is neither AITER's own nor FlyDSL's; None otherwise.
+    """The package that an import failed for want of, where it is neither AITER's own nor FlyDSL's; None otherwise.
 
-    AITER wraps some of its imports, so that the causes of an error are looked at too. A package that is installed and
-    lacks a module is named with that module.
+    AITER wraps some of its imports, so that the causes of an error are looked at too.
     """
     for cause in _causes(error):
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             top = cause.name.partition(".")[0]
-            if top == PACKAGE or (top == FLYDSL and cause.name != FLYDSL):
+            installed = importlib.util.find_spec(top) is not None
+            if top == PACKAGE or installed:
                 continue
-            return top if importlib.util.find_spec(top) is None else cause.name
+            return top
     return None
 
 
@@ -135,17 +145,47 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or one.__context__
 
 
-class Absent(types.ModuleType):
-    """Stands for a module that is not installed, so that the imports after it show what else is not.
+def stand_in(absent: Sequence[str]) -> StandIns:
+    """Let packages that are not installed be imported in this process, so that it shows what else is not.
 
-    A process that has one answers nothing else.
+    A process that has them answers nothing else.
     """
+    found = StandIns(absent)
+    sys.meta_path.append(found)
+    return found
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        self.__path__: list[str] = []
 
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds packages that are not there, and whatever is sought in them; ``imported`` are those that AITER imports."""
+
+    def __init__(self, absent: Sequence[str]) -> None:
+        self._absent = frozenset(name.partition(".")[0] for name in absent)
+        self.imported: list[str] = []
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        top = name.partition(".")[0]
+        if top not in self._absent:
+            return None
+        if top not in self.imported and _importer().partition(".")[0] == PACKAGE:
+            self.imported.append(top)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Absent(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """There is nothing in it."""
+
+
+def _importer() -> str:
+    """The module whose import statement is running."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("importlib."):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
+
+
+class _Absent(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -166,10 +206,15 @@ class _Anything:
     def __getitem__(self, key: Any) -> Any:
         return _Anything()
 
-    def __or__(self, other: Any) -> Any:
+    def _two(self, other: Any) -> Any:
         return _Anything()
 
-    __ror__ = __or__
+    __or__ = __ror__ = __add__ = __radd__ = __mul__ = __rmul__ = _two
+
+    def _compared(self, other: Any) -> bool:
+        return False
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
 
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
         return ()

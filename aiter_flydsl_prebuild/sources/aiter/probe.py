@@ -5,7 +5,7 @@ The request names ``arch``, ``ops``, ``names`` (of kernels, per op), ``shapes`` 
 ``kinds``, ``search`` (the import path) and ``absent`` (modules that are not installed). The answer holds ``reasons``
 (why an op or kind cannot be used, or null), ``decoded`` (per op and name: whether AITER runs a FlyDSL kernel for it, or
 why that cannot be told), ``picks`` (per shape: runs of [kernel or null, first token, last token]) and ``jobs`` (per
-kind: AITER's own); or ``absent``: modules that AITER could not import.
+kind: AITER's own); or ``absent``: what AITER imports and is not installed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ def main() -> int:
     request = json.load(sys.stdin)
     # At the end: a wheel's own folder must not stand in for what is installed.
     sys.path += [folder for folder in request["search"] if folder not in sys.path]
-    for name in request["absent"]:
-        sys.modules[name] = needs.Absent(name)
+    stand_ins = needs.stand_in(request["absent"])
     try:
         answer = ask(request)
     except PrebuildError as error:
         name = needs.not_installed(error)
         answer = {"problem": str(error)} if name is None else {"absent": [name]}
+    if "absent" in answer:
+        answer["absent"] = list(dict.fromkeys([*stand_ins.imported, *answer["absent"]]))
     Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
     return 0
 

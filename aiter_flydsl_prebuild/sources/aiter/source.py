@@ -154,8 +154,8 @@ class AiterSource(Source):
         request = {"arch": arch, "kinds": [], "ops": ops, "names": {}, "shapes": []}
         try:
             reasons = ask_aiter(aiter, request)["reasons"]
-        except InputError as error:
-            return [*findings, Finding("AITER's imports", "missing", error.problems[0], error.problems[1].strip())]
+        except needs.MissingError as error:
+            return [*findings, Finding("AITER's imports", "missing", error.what, error.advice)]
         except CheckError as error:
             return [*findings, Finding("AITER's imports", "missing", str(error))]
         findings.append(Finding("AITER's imports", "ok", ", ".join(f"{n} {v}" for n, v in needs.versions().items())))
@@ -369,27 +369,23 @@ def _left_out(op: str, shapes: Sequence[ShapeReach], reason: str) -> LeftOut:
 def ask_aiter(aiter: installed.Installed, request: dict[str, Any]) -> dict[str, Any]:
     """Ask :mod:`.probe`, and again without what AITER could not import, until all of that is known.
 
-    :raises InputError: something that AITER imports is not installed; all of it is named.
+    :raises needs.MissingError: something that AITER imports is not installed; all of it is named.
     :raises CheckError: the process ended without an answer, or AITER cannot be imported.
     """
-    absent: list[str] = []
-    while True:
+    asked = {**request, "search": sys.path}
+    found = _probe({**asked, "absent": []})
+    if not (lacking := found.get("absent")):
+        return found
+    while not needs.ESSENTIAL.intersection(lacking):
+        absent = list(dict.fromkeys([*lacking, *needs.known_absent()]))
         try:
-            found = _probe({**request, "absent": absent, "search": sys.path})
+            again = _probe({**asked, "absent": absent})["absent"]
         except CheckError:
-            if absent:
-                break  # what stands in for absent modules is no match for everything
-            raise
-        new = [name for name in found.get("absent", ()) if name not in absent]
-        if not absent and not new:
-            return found
-        absent += new
-        if needs.ESSENTIAL.intersection(new):
-            absent += [name for name in needs.known_absent() if name not in absent]
-            break
-        if not new:
-            break
-    raise InputError(needs.complaint(aiter, absent))
+            break  # what stands in for absent modules is no match for everything
+        if set(again) <= set(absent):
+            raise needs.missing(aiter, again)
+        lacking = again
+    raise needs.missing(aiter, list(dict.fromkeys([*lacking, *needs.known_absent()])))
 
 
 def _probe(request: dict[str, Any]) -> dict[str, Any]:
