@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import ClassVar
 from setuptools import Command
 from setuptools.errors import SetupError
 
+from aiter_flydsl_prebuild.builder.scratch import scratch_folder
 from aiter_flydsl_prebuild.discovery import FOLDER, SUFFIX
 from aiter_flydsl_prebuild.errors import InputError, PrebuildError
 from aiter_flydsl_prebuild.flydsl_cache import python_tag
@@ -56,8 +56,8 @@ class build_flydsl_kernels(Command):
         if not folder.parent.is_dir():
             raise SetupError(f"FlyDSL kernels cannot go into {config.package}: this project has no such package")
         try:
-            with tempfile.TemporaryDirectory(prefix="afp-hook-") as name:
-                pack = _unpacked(config.pack, Path(name)) if config.pack else self._build(config, Path(name))
+            with scratch_folder("hook") as scratch:
+                pack = _unpacked(config.pack, scratch) if config.pack else self._build(config, scratch)
                 made = Pack(str(pack))
                 self._tag = python_tag(made.generation, made.identities)
                 folder.mkdir(parents=True, exist_ok=True)

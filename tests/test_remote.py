@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
@@ -17,10 +20,16 @@ from typing import Any
 
 import pytest
 
+from aiter_flydsl_prebuild.builder.compiling import building_flydsl
+from aiter_flydsl_prebuild.builder.digests import compiling_code
 from aiter_flydsl_prebuild.builder.pipeline import BuildRequest, build_pack
+from aiter_flydsl_prebuild.builder.planning import plan_source
 from aiter_flydsl_prebuild.builder.progress import Progress
 from aiter_flydsl_prebuild.builder.remote import Batch, batches, compile_batch
+from aiter_flydsl_prebuild.builder.scratch import remove_abandoned
+from aiter_flydsl_prebuild.builder.toolchain import find_toolchain
 from aiter_flydsl_prebuild.errors import CheckError
+from aiter_flydsl_prebuild.sources import load_source
 from conftest import prebuild
 from packs import make_job
 
@@ -83,7 +92,10 @@ def kill_when(executor: Any, store: Path) -> None:
     os.kill(next(iter(executor._processes)), signal.SIGKILL)
 
 
-def test_dask_and_a_worker_that_is_killed(here: Path, tmp_path: Path) -> None:
+def test_dask_and_a_worker_that_is_killed(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with dask_cluster() as cluster:
         store = tmp_path / "store"
 
@@ -91,6 +103,8 @@ def test_dask_and_a_worker_that_is_killed(here: Path, tmp_path: Path) -> None:
             while not list(store.rglob("*.fkpack")):
                 time.sleep(0.05)
             os.kill(cluster.workers[0].pid, signal.SIGKILL)
+            # Its batch loses its parent, and takes its folders away.
+            wait_until(lambda: len(list(temporary.glob("afp-batch-*"))) <= 1)
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -105,6 +119,56 @@ def test_dask_and_a_worker_that_is_killed(here: Path, tmp_path: Path) -> None:
         local = build_pack(replace(REQUEST, store=str(store)), tmp_path, Progress)
         assert local.compiled == 0
         assert local.path.read_bytes() == here.read_bytes()
+        assert list(temporary.glob("afp-*")) == []
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_worker_that_is_killed_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of its batch; then the batch's own process is killed as well, as by a power cut."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for both in (False, True):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+            future = executor.submit(compile_batch, batch_here())
+            wait_until(lambda: bool(list(tmp_path.glob("afp-batch-*/afp-jobs-*")) or list(tmp_path.glob("afp-jobs-*"))))
+            (worker,) = executor._processes
+            (batch,) = children(worker)
+            if both:
+                os.kill(batch, signal.SIGSTOP)
+                os.kill(worker, signal.SIGKILL)
+                os.kill(batch, signal.SIGKILL)
+            else:
+                os.kill(worker, signal.SIGKILL)
+            with pytest.raises(BrokenProcessPool):
+                future.result(timeout=30)
+        wait_until(functools.partial(is_dead, batch))
+        assert bool(list(tmp_path.glob("afp-*"))) == both
+    assert remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def batch_here() -> Batch:
+    """A batch of some seconds that this machine takes."""
+    toolchain, source = find_toolchain(), load_source("reference")
+    fingerprint = toolchain.fingerprint
+    plan = plan_source(source, arch="gfx950", cu_num=(), tokens=(1, 1), rule=None)
+    code, project = source.watched(), compiling_code(type(source))
+    return Batch(plan.jobs, 60.0, building_flydsl(), fingerprint.linker, fingerprint.bitcode, code, project)
+
+
+def is_dead(process: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+def children(process: int) -> list[int]:
+    return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def test_no_scheduler(tmp_path: Path) -> None:

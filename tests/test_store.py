@@ -258,6 +258,26 @@ def test_garbage_goes_by_age_and_by_size(copied: Path) -> None:
     assert prebuild("store", "gc", "--max-size", "big").returncode == 2
 
 
+def test_zero_days_keep_nothing_but_what_is_being_written(copied: Path) -> None:
+    (some, *_) = kernels(copied)
+    future = time.time() + 86400  # by a file server's clock
+    os.utime(some, (future, future))
+    fresh, stale = (some.with_name(f".{some.name}.{digit * 12}") for digit in "01")
+    for path in (fresh, stale):
+        path.write_text("")
+    os.utime(stale, (0, 0))
+    done = prebuild("store", "gc", "--store", str(copied), "--days", "0", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [item.name for item in store.Folder(copied).items()] == [fresh.relative_to(copied).as_posix()]
+
+
+@pytest.mark.parametrize("days", ["-1", "nan", "inf", "month"])
+def test_days_that_are_none(copied: Path, days: str) -> None:
+    done = prebuild("store", "gc", "--store", str(copied), f"--days={days}")
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"argument --days: {days!r} is not a number of days, 0 or more\n")
+
+
 def test_a_memo_is_asked_once(tmp_path: Path) -> None:
     asked = []
 

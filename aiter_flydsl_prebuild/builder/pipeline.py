@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -32,6 +31,7 @@ from .progress import Progress
 from .proof import Proof, Subject, judge, prove
 from .reach import UNDECODABLE, Range, to_json
 from .remote import SLOTS, Batch, run_batches
+from .scratch import scratch_folder
 from .sharding import Shard, assign, costs_of
 from .store import Store, open_store
 from .toolchain import Toolchain, find_toolchain, worker_environment
@@ -153,8 +153,8 @@ def build_pack(
     if failed and (not request.keep_going or len(failed) == len(jobs)):
         raise KernelsFailedError(_failures(failed, len(jobs)), manifest, seconds_of, _lines(failed))
 
-    with tempfile.TemporaryDirectory(prefix=".afp-pack-", dir=folder) as name:
-        path = Path(name, pack_name(request.arch, flydsl, request.shard))
+    with scratch_folder("pack", beside=folder) as scratch:
+        path = scratch / pack_name(request.arch, flydsl, request.shard)
         write_pack(path, _encoded(manifest, payloads, store))
         if wrong := request.gates.check([Pack(str(path))], path.stat().st_size):
             raise CheckError(refusal(wrong))
@@ -276,10 +276,8 @@ def compile_jobs(
     """Compile every job in a pool of workers that start from a scrubbed environment."""
     bitcode_root = toolchain.rocm_root_with_bitcode()
     tasks = [make_task(job, toolchain, bitcode_root) for job in jobs]
-    with tempfile.TemporaryDirectory(prefix="afp-build-") as folder:
-        environment = worker_environment(
-            os.environ, rocm_root=toolchain.rocm_root, arch=request.arch, folder=Path(folder)
-        )
+    with scratch_folder("build") as folder:
+        environment = worker_environment(os.environ, rocm_root=toolchain.rocm_root, arch=request.arch, folder=folder)
         return run_jobs(
             tasks,
             compile_task,

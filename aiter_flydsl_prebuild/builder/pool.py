@@ -20,7 +20,6 @@ import pickle
 import resource
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -39,6 +38,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from ..errors import PrebuildError
 from .processes import die_with_parent, terminated_cleanly
+from .scratch import scratch_folder
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -106,8 +106,8 @@ def run_jobs(
     running: dict[Future[bytes], tuple[_Slot, _Attempt[J]]] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(terminated_cleanly())
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aiter-flydsl-prebuild-jobs-"))
-        slots = [_Slot(Path(folder, f"worker-{n}.log"), environment) for n in range(min(workers, len(jobs)))]
+        folder = stack.enter_context(scratch_folder("jobs"))
+        slots = [_Slot(folder / f"worker-{n}.log", environment) for n in range(min(workers, len(jobs)))]
         stack.callback(_stop, slots)
         idle = list(slots)
         while waiting or running:

@@ -50,9 +50,12 @@ def terminated_cleanly() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that happens (Linux: prctl PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel end this process when its parent ends, however that happens (Linux: prctl PR_SET_PDEATHSIG).
+
+    :param number: the signal: SIGKILL, or SIGTERM inside :func:`terminated_cleanly` where something is to be removed.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 

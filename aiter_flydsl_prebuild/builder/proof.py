@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from ..sources.base import Job, Options
 from ..target import ARCH_VARIABLE
 from .reach import Range
 from .rules import RULES
+from .scratch import scratch_folder
 from .tables import LAYER
 from .toolchain import find_toolchain, scrubbed_environment
 
@@ -184,8 +184,7 @@ def prove(
         raise CheckError(f"FlyDSL is not installed: pip install flydsl=={packs[0].version}")
     if twice := ambiguity(install):
         raise CheckError(twice)
-    with tempfile.TemporaryDirectory(prefix="afp-proof-") as name:
-        folder = Path(name)
+    with scratch_folder("proof") as folder:
         root, linker = _rocm_root(packs, cold, folder)
         request |= {
             "whole": tokens in (None, request["tokens"]),
@@ -199,7 +198,7 @@ def prove(
             "parent": os.getpid(),
         }
         environment = scrubbed_environment(os.environ, rocm_root=root, arch=packs[0].arch, cache_dir=folder / "cache")
-        environment["TMPDIR"] = name
+        environment["TMPDIR"] = str(folder)
         # FlyDSL: a miss raises instead of compiling (RUN_ONLY), a hit returns without launching (COMPILE_ONLY).
         environment["COMPILE_ONLY"] = "1"
         if not cold:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import CheckError, InputError, PrebuildError
@@ -32,6 +31,8 @@ from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, ma
 from .digests import compiling_code
 from .packing import encode_kernel, unpacked
 from .pool import Kind, Outcome, run_jobs
+from .processes import die_with_parent, terminated_cleanly
+from .scratch import scratch_folder
 from .sharding import longest_first
 from .toolchain import find_toolchain, worker_environment
 
@@ -211,9 +212,9 @@ def _compile_here(batch: Batch) -> list[Answer]:
             raise CheckError(f"this machine's {what} is not the one that the build was planned with")
     same_bitcode = toolchain.fingerprint.bitcode == batch.bitcode
     bitcode_root = toolchain.rocm_root_with_bitcode() if same_bitcode else None
-    with tempfile.TemporaryDirectory(prefix="afp-batch-") as folder:
+    with scratch_folder("batch") as folder:
         environment = worker_environment(
-            os.environ, rocm_root=toolchain.rocm_root, arch=batch.jobs[0].arch, folder=Path(folder)
+            os.environ, rocm_root=toolchain.rocm_root, arch=batch.jobs[0].arch, folder=folder
         )
         tasks = [make_task(job, toolchain, bitcode_root) for job in batch.jobs]
         outcomes = run_jobs(tasks, compile_task, workers=1, timeout=batch.timeout, environment=environment)
@@ -232,21 +233,21 @@ def _compile_here(batch: Batch) -> list[Answer]:
 
 def main() -> int:
     """Take a batch from standard input, give its answers to standard output."""
-    from .processes import die_with_parent
-
     sent: tuple[int, Any] = pickle.load(sys.stdin.buffer)
     parent, batch = sent
-    die_with_parent(parent)
-    # What a compile prints must not be taken for an answer.
-    answer = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        answers = _compile_here(batch)
-    except PrebuildError as error:
-        print(error, file=sys.stderr)
-        return 1
-    with open(answer, "wb") as file:
-        pickle.dump(answers, file)
+    # A worker that is killed leaves this process the time to remove its folders.
+    with terminated_cleanly():
+        die_with_parent(parent, signal.SIGTERM)
+        # What a compile prints must not be taken for an answer.
+        answer = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            answers = _compile_here(batch)
+        except PrebuildError as error:
+            print(error, file=sys.stderr)
+            return 1
+        with open(answer, "wb") as file:
+            pickle.dump(answers, file)
     return 0
 
 

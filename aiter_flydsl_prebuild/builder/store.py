@@ -44,6 +44,9 @@ _ENTRY = re.compile(
     r"(kernels/[0-9a-f]{2}|packs|memos)/\.?[0-9a-f]{64}(-[0-9a-f]{16})?\.(fkpack|json)(\.[0-9a-f]{12})?", re.ASCII
 )
 
+_WRITING_SECONDS = 3600.0
+"""A file that a writer has not renamed for so long was left behind by one that was killed."""
+
 _logger = logging.getLogger("aiter_flydsl_prebuild")
 
 
@@ -141,6 +144,11 @@ class Item:
     name: str
     size: int
     used: float
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is no entry yet: a writer's file before its renaming."""
+        return self.name.rpartition("/")[2].startswith(".")
 
 
 class Shelf(ABC):
@@ -344,14 +352,16 @@ def compile_times(shelf: Shelf) -> dict[str, float]:
 def collect_garbage(shelf: Shelf, *, keep_seconds: float, keep_bytes: float) -> list[Item]:
     """Remove what was not used for ``keep_seconds``, then the longest unused, until no more than ``keep_bytes`` stay.
 
-    Returns what was removed. A build that needs one of them makes it again.
+    With 0 seconds everything goes, whatever the clock of the store's machine says, but for files that a build may be
+    writing just now. Returns what was removed. A build that needs one of them makes it again.
     """
-    items = sorted(shelf.items(), key=lambda item: item.used)
-    total = sum(item.size for item in items)
     now = time.time()
+    items = sorted(shelf.items(), key=lambda item: item.used)
+    items = [item for item in items if not (item.is_partial and now - item.used < _WRITING_SECONDS)]
+    total = sum(item.size for item in items)
     removed = []
     for item in items:
-        if now - item.used <= keep_seconds and total <= keep_bytes:
+        if keep_seconds > 0 and now - item.used <= keep_seconds and total <= keep_bytes:
             break
         shelf.remove(item.name)
         total -= item.size

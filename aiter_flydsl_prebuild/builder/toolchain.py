@@ -16,7 +16,6 @@ was called by, and fails when that is a bare name, as it is when MLIR calls it.
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import functools
 import glob
@@ -25,11 +24,9 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import stat
 import struct
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +35,7 @@ from .. import discovery
 from ..discovery import ROOT_VARIABLES
 from ..errors import CheckError
 from ..flydsl_cache import bitcode_digest
+from .scratch import lasting_scratch_folder, scratch_folder
 
 APP_FOLDER = "aiter-flydsl-prebuild"
 
@@ -334,8 +332,8 @@ def _try_out(candidate: Candidate, environment: Mapping[str, str]) -> Candidate:
         version = re.search(r"^.*?\bLLD \d.*?(?= \(compatible|$)", said, re.MULTILINE)
         if version is None:
             return failed(f"is not LLD: --version printed {_first_line(said)!r}")
-        with tempfile.TemporaryDirectory(prefix=f"{APP_FOLDER}-") as folder:
-            source, target = Path(folder, "empty.o"), Path(folder, "empty.so")
+        with scratch_folder("linker") as folder:
+            source, target = folder / "empty.o", folder / "empty.so"
             source.write_bytes(empty_object())
             _run([*candidate.command, "-shared", str(source), "-o", str(target)], environment)
             if target.read_bytes()[18:20] != struct.pack("<H", _EM_AMDGPU):
@@ -420,14 +418,7 @@ def _cache_base(environment: Mapping[str, str]) -> Path:
 
 @functools.lru_cache(maxsize=1)
 def _temporary_base() -> Path:
-    folder, owner = Path(tempfile.mkdtemp(prefix=f"{APP_FOLDER}-")), os.getpid()
-
-    @atexit.register
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    return folder
+    return lasting_scratch_folder("toolchain")
 
 
 def _publish(base: Path, script: str, bitcode: Path | None) -> Path:
@@ -443,11 +434,11 @@ def _publish(base: Path, script: str, bitcode: Path | None) -> Path:
     with (base / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_right(final, script, bitcode):
-            with tempfile.TemporaryDirectory(prefix=".toolchain-", dir=base, ignore_cleanup_errors=True) as scratch:
-                _fill(Path(scratch, "new"), script, bitcode)
+            with scratch_folder("toolchain", beside=base) as scratch:
+                _fill(scratch / "new", script, bitcode)
                 if os.path.lexists(final):
-                    final.rename(Path(scratch, "old"))
-                Path(scratch, "new").rename(final)
+                    final.rename(scratch / "old")
+                (scratch / "new").rename(final)
     return final
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from .. import __version__
 from ..discovery import BUILD_VARIABLE, KERNELS_NAMESPACE, SUFFIX
 from ..errors import CheckError, InputError
 from ..pack import Pack
+from .scratch import scratch_folder
 
 # The first moment that a zip can hold: without SOURCE_DATE_EPOCH the build is the same on any day.
 _FIRST_EPOCH = "315532800"
@@ -70,8 +70,8 @@ def build_wheel(pack_path: Path, out: Path, accept: Callable[[Path], None] = lam
     """
     pack = Pack(str(pack_path))
     name = f"aiter-flydsl-kernels-{pack.arch}"
-    with tempfile.TemporaryDirectory(prefix="afp-wheel-") as folder:
-        project = Path(folder)
+    with scratch_folder("wheel") as folder:
+        project = folder / "project"
         # A package for each arch: two such wheels must not share a file.
         package = project / KERNELS_NAMESPACE / pack.arch
         package.mkdir(parents=True)
@@ -104,8 +104,8 @@ def build_wheel(pack_path: Path, out: Path, accept: Callable[[Path], None] = lam
 
 def _run_backend(project: Path, out: Path, pack: Path, accept: Callable[[Path], None]) -> Path:
     """Call setuptools' build backend in a process of its own, and check that what comes back holds the pack."""
-    with tempfile.TemporaryDirectory(prefix=".afp-wheel-", dir=out) as folder:
-        script = f"import os; os.umask(0o022); import setuptools.build_meta as b; b.build_wheel({folder!r})"
+    with scratch_folder("wheel", beside=out) as folder:
+        script = f"import os; os.umask(0o022); import setuptools.build_meta as b; b.build_wheel({str(folder)!r})"
         run = subprocess.run(
             [sys.executable, "-c", script],
             cwd=project,
@@ -114,7 +114,7 @@ def _run_backend(project: Path, out: Path, pack: Path, accept: Callable[[Path], 
             text=True,
             check=False,
         )
-        built = list(Path(folder).glob("*.whl"))
+        built = list(folder.glob("*.whl"))
         if run.returncode or len(built) != 1:
             said = (run.stdout + run.stderr).strip().splitlines()
             raise CheckError(f"setuptools could not build the wheel: {said[-1] if said else 'it said nothing'}")

@@ -42,6 +42,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def days(text: str) -> float:
+    """A number of days from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days, 0 or more")
+    return value
+
+
 def size(text: str) -> int:
     """``20MB`` in bytes."""
     from ..builder.gates import parse_size
@@ -171,7 +182,7 @@ def output_folder(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def naming(wheel: Path | None, folder: str) -> Iterator[None]:
+def naming(wheel: Path | None, folder: Path) -> Iterator[None]:
     """Let complaints about a pack name the wheel that the user gave, not where it was unpacked.
 
     :raises CheckError: in place of a PackError.
@@ -190,7 +201,8 @@ def opened(wheel: Path) -> list[Pack]:
     :raises CheckError: one is damaged.
     """
     from ..builder.proof import open_subject
+    from ..builder.scratch import scratch_folder
     from ..pack import Pack
 
-    with tempfile.TemporaryDirectory(prefix="afp-open-") as name, naming(wheel, name):
-        return [Pack(str(path)) for path in open_subject(wheel, Path(name)).packs]
+    with scratch_folder("open") as folder, naming(wheel, folder):
+        return [Pack(str(path)) for path in open_subject(wheel, folder).packs]

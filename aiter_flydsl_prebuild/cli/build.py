@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +57,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..builder.progress import Progress
     from ..builder.remote import dask_executor
     from ..builder.reporting import Subject, require, write
+    from ..builder.scratch import scratch_folder
     from ..builder.wheel import build_wheel, check_epoch
     from ..pack import Pack
     from . import show
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> Result:
         require()
     with (
         arguments.output_folder(args.out) as out,
-        tempfile.TemporaryDirectory(prefix="afp-pack-") as name,
+        scratch_folder("pack") as folder,
         dask_executor(args.scheduler) if args.scheduler else contextlib.nullcontext((None, args.workers)) as (
             executor,
             workers,
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> Result:
     ):
         request = replace(request, workers=args.workers or workers)
         try:
-            built = build_pack(request, out if request.shard else Path(name), Progress, executor)
+            built = build_pack(request, out if request.shard else folder, Progress, executor)
         except KernelsFailedError as error:
             if args.report:
                 write(Subject(error.manifest, None, error.seconds_of, None, error.failed), args.report)

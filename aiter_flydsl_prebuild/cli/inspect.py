@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from ..errors import InputError
@@ -26,10 +25,11 @@ def run(args: argparse.Namespace) -> Result:
     """List the kernels, and extract what was asked for."""
     from ..builder.inspecting import extract, summarize
     from ..builder.proof import open_subject
+    from ..builder.scratch import scratch_folder
     from . import show
 
-    with tempfile.TemporaryDirectory(prefix="afp-inspect-") as name, arguments.naming(args.wheel, name):
-        subject = open_subject(args.wheel, Path(name), args.package)
+    with scratch_folder("inspect") as folder, arguments.naming(args.wheel, folder):
+        subject = open_subject(args.wheel, folder, args.package)
         summaries = [summarize(path, args.kernel) for path in subject.packs]
         written = [str(f) for path in subject.packs for f in extract(path, args.kernel, args.extract)]
     if args.kernel and not any(summary["kernels"] for summary in summaries):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from . import arguments
@@ -26,15 +25,16 @@ def run(args: argparse.Namespace) -> Result:
     from ..builder import needs
     from ..builder.merging import merge_packs
     from ..builder.proof import open_subject
+    from ..builder.scratch import scratch_folder
     from ..builder.wheel import build_wheel, check_epoch
 
     needs.require("merge", *needs.WHEEL)
     check_epoch()
-    with arguments.output_folder(args.out) as out, tempfile.TemporaryDirectory(prefix="afp-merge-") as name:
+    with arguments.output_folder(args.out) as out, scratch_folder("merge") as folder:
         packs: list[Path] = []
         for number, wheel in enumerate(args.wheels):
-            packs += open_subject(wheel, Path(name, str(number))).packs
-        merged, proof = merge_packs(packs, Path(name), prove=not args.no_proof, trusted=args.source)
+            packs += open_subject(wheel, folder / str(number)).packs
+        merged, proof = merge_packs(packs, folder, prove=not args.no_proof, trusted=args.source)
         made = build_wheel(merged, out)
 
     def show() -> None:

@@ -33,7 +33,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _configure_gc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--days", type=arguments.seconds, default=30.0, metavar="N", help="keep what was used since (default: 30)"
+        "--days",
+        type=arguments.days,
+        default=30.0,
+        metavar="N",
+        help="keep what was used since (default: 30; 0 keeps nothing)",
     )
     parser.add_argument(
         "--max-size", type=arguments.size, default=float("inf"), metavar="SIZE", help="keep no more, as in 5GB"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 
 from . import arguments
 from .result import Result
@@ -30,12 +28,13 @@ def run(args: argparse.Namespace) -> Result:
     from ..builder import needs
     from ..builder.proof import open_subject, prove
     from ..builder.reach import parse_tokens
+    from ..builder.scratch import scratch_folder
     from . import show
 
     needs.require("verify", *needs.PROVING)
-    with tempfile.TemporaryDirectory(prefix="afp-verify-") as name:
+    with scratch_folder("verify") as folder:
         tokens = parse_tokens(args.tokens) if args.tokens else None
-        with arguments.naming(args.wheel, name):
-            subject = open_subject(args.wheel, Path(name), args.package)
+        with arguments.naming(args.wheel, folder):
+            subject = open_subject(args.wheel, folder, args.package)
             proof = prove(subject, cold=args.cold, exhaustive=args.exhaustive, tokens=tokens, trusted=args.source)
     return Result(proof.to_json(), lambda: show.proof(proof), ok=proof.ok)

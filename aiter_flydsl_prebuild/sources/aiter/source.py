@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
@@ -29,6 +28,7 @@ from ...builder.reach import (
     SkippedReach,
     distinct,
 )
+from ...builder.scratch import scratch_folder
 from ...builder.toolchain import scrubbed_environment
 from ...errors import CheckError, InputError
 from ...flydsl_install import ambiguity, read_install
@@ -393,8 +393,7 @@ def _probe(request: dict[str, Any]) -> dict[str, Any]:
 
     :raises CheckError: the process ended without an answer, or AITER cannot be imported.
     """
-    with tempfile.TemporaryDirectory(prefix="afp-probe-") as name:
-        folder = Path(name)
+    with scratch_folder("probe") as folder:
         answer = folder / "answer.json"
         environment = scrubbed_environment(
             os.environ, rocm_root=folder / "no-rocm", arch=request["arch"], cache_dir=folder / "cache"

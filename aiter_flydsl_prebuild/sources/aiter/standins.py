@@ -12,14 +12,11 @@ Everything else is AITER's own code. Nothing is written into AITER's folders: AI
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +24,7 @@ from typing import Any
 
 from ...builder import rules
 from ...builder.processes import environment
+from ...builder.scratch import lasting_scratch_folder
 from ...errors import PrebuildError
 from . import installed
 from .tables import private_tables
@@ -68,8 +66,7 @@ def import_light(arch: str) -> Device:
     """
     found = installed.find()
     device = Device(arch)
-    scratch = Path(tempfile.mkdtemp(prefix="afp-aiter-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    scratch = lasting_scratch_folder("aiter")
     os.environ.update(
         # Only what ahead-of-time compiling needs (aiter/__init__.py).
         AITER_AOT_IMPORT="1",
