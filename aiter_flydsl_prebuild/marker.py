@@ -29,7 +29,7 @@ from .target import Target, driver_arches, environment_arch, featured, read_targ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping
+    from collections.abc import Collection, Container, Iterable, MutableMapping
 
     from .report import PackReport
 
@@ -147,9 +147,20 @@ def _lines(text: str, folder: str) -> list[list[str]] | None:
     return [line.split("\t") for line in packs.split("\n") if line]
 
 
-def in_place(folder: str, present: Iterable[str], names: Iterable[str]) -> bool:
+def in_place(folder: str, present: Iterable[str], names: Collection[str]) -> bool:
     """Whether a folder has files of these names, and FlyDSL can make its lock files beside them."""
-    return set(present).issuperset(names) and os.access(folder, os.W_OK | os.X_OK)
+    there = set(present)
+    if not there.issuperset(names) or not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    # Entries and locks of another user are shut to all but root: FlyDSL makes them with modes 0600 and 0644.
+    return os.geteuid() == 0 or all(_open(folder, name, there) for name in names)
+
+
+def _open(folder: str, name: str, present: Container[str]) -> bool:
+    lock = f"{name[:-4]}.lock"
+    return os.access(os.path.join(folder, name), os.R_OK) and (
+        lock not in present or os.access(os.path.join(folder, lock), os.W_OK)
+    )
 
 
 def _leftovers(present: Iterable[str]) -> bool:

@@ -1,22 +1,32 @@
 """Where to seed: the folder that FlyDSL will read in this process, and what speaks against it.
 
-    FLYDSL_RUNTIME_CACHE_DIR set by the user ──▶ that folder, whatever it is
-    not set, or AITER's own package folder   ──▶ ~/.flydsl/cache, else the XDG cache, else a private temporary folder
+    FLYDSL_RUNTIME_CACHE_DIR set by the user        ──▶ that folder, whatever it is
+    not set, FlyDSL's own default, or AITER's own   ──▶ ~/.flydsl/cache, else the XDG cache, else a private temporary
+                                                        folder
 
 Where the choice is not what FlyDSL would take by itself, the variable is set for this process and its children.
+
+FlyDSL locks a file beside an entry to read it as well as to write it (``compiler/jit_function.py``, FileLock in
+JitCacheManager.get and .compile_lock, 0.3.1 to 0.5.0). Where it cannot make or open that file, the read counts as a
+miss, and the compile that follows raises: such a folder is no cache that is always cold, it is one in which every call
+fails. A compiled entry that cannot be written afterwards (a full disk) is a warning of FlyDSL's alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from . import flydsl_cache as cache
-from .discovery import CACHE_VARIABLE, default_cache_dir
+from .discovery import CACHE_VARIABLE, TEMPORARY, default_cache_dir, folder_in_use
+from .marker import foreign_locks
+from .paths import home, temporary_folders, user_cache
 from .target import driver_arches, environment_arch, featured
 
 # FlyDSL utils/env.py, OptBool: what counts as true.
@@ -27,10 +37,22 @@ _TEMPORARY = "aiter-flydsl-prebuild-"
 
 
 class Place(NamedTuple):
-    """A folder to seed; with ``announce``, FlyDSL takes it only if the variable says so."""
+    """A folder to seed; with ``announce``, FlyDSL takes it only if the variable says so.
+
+    ``chosen`` says that the user named it: then there is no other.
+    """
 
     folder: str
     announce: bool
+    chosen: bool = False
+
+
+class Choice(NamedTuple):
+    """What :func:`choose` found: a folder, and lines about it; without ``usable``, nothing can be seeded there."""
+
+    folder: str
+    problems: list[str]
+    usable: bool
 
 
 def places(environ: Mapping[str, str], bundled: str | None) -> list[Place]:
@@ -39,18 +61,97 @@ def places(environ: Mapping[str, str], bundled: str | None) -> list[Place]:
     :param bundled: :func:`discovery.bundled_folder`; FlyDSL must lock what it reads, which it cannot do in an
         installed package.
     """
-    chosen = environ.get(CACHE_VARIABLE)
-    if chosen and (bundled is None or os.path.realpath(chosen) != bundled):
-        return [Place(chosen, announce=False)]
-    # With a folder in its package, AITER would set the variable to that one unless it is set already.
-    home = os.path.expanduser("~")
+    own, chosen = default_cache_dir(), environ.get(CACHE_VARIABLE)
+    # FlyDSL's own default is nobody's choice: vLLM sets the variable to it (see vllm_folder).
+    if chosen and os.path.normpath(chosen) != own and (bundled is None or os.path.realpath(chosen) != bundled):
+        return [Place(chosen, announce=False, chosen=True)]
     found = []
-    if os.path.isabs(home):
-        found.append(Place(default_cache_dir(), announce=bundled is not None))
-        found.append(Place(os.path.join(environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "flydsl"), True))
-    temporary = environ.get("TMPDIR") or "/tmp"
-    found.append(Place(os.path.join(temporary, f"{_TEMPORARY}{os.geteuid()}"), announce=True))
+    if os.path.isabs(own):
+        # With a folder in its package, AITER would set the variable to that one unless it is set already.
+        found.append(Place(own, announce=bundled is not None))
+    if xdg := user_cache(environ):
+        found.append(Place(os.path.join(xdg, "flydsl"), announce=True))
+    for parent in temporary_folders(environ):
+        private = os.path.join(parent, f"{_TEMPORARY}{os.geteuid()}")
+        found.append(Place(private, announce=True))
+        if _taken(private):
+            # Whoever made a folder of that name cannot make all of them.
+            others = (f"{private}-{number}" for number in itertools.count(1))
+            found.append(Place(next(path for path in others if not _taken(path)), announce=True))
     return found
+
+
+def vllm_folder(environ: Mapping[str, str]) -> str | None:
+    """Where vLLM moves FlyDSL's cache to when it makes its monokernel runner, None where it leaves it.
+
+    vLLM 0.33.0 ``models/deepseek_v41/amd/mono/runner.py``, _ensure_writable_flydsl_cache: unless the variable names a
+    folder that can be written to, it is set to ``~/.flydsl/cache``, which is FlyDSL's own where it is not set.
+    """
+    chosen = environ.get(CACHE_VARIABLE)
+    if chosen is None or (chosen and os.access(chosen, os.W_OK)):
+        return None
+    own = default_cache_dir()
+    return None if os.path.normpath(chosen) == own else own
+
+
+def choose(environ: Mapping[str, str], bundled: str | None) -> Choice:
+    """The folder that seeding takes, found out without writing: whether there is room, only seeding tells."""
+    refusals: list[str] = []
+    for place in places(environ, bundled):
+        if why := refusal(place):
+            refusals.append(why)
+            continue
+        return Choice(place.folder, [*passed_over(refusals, place, place.folder), *doubts(place.folder)], usable=True)
+    folder = folder_in_use(environ)
+    return Choice(folder, passed_over(refusals, None, folder), usable=False)
+
+
+def refusal(place: Place) -> str | None:
+    """Why a folder is passed over, in a few words, without writing to it; None where nothing speaks against it."""
+    try:
+        _check(place.folder)
+    except OSError as error:
+        return refused(place.folder, error)
+    # One that the user named is seeded all the same: doubts() tells of it.
+    if not place.chosen and (shut := _foreign_locks(place.folder)):
+        return f"{_locked(shut, place.folder)} (to remove: {_remove_locks(place.folder)})"
+    return None
+
+
+def refused(folder: str, error: OSError) -> str:
+    """What is said of a folder that cannot be written to."""
+    why = error.strerror or str(error)
+    if isinstance(error, NotADirectoryError) and error.filename != os.path.abspath(folder):
+        why = f"{error.filename} is {why}"
+    return f"cannot write to {folder} ({why})"
+
+
+def passed_over(refusals: Sequence[str], taken: Place | None, folder: str, *, probe: bool = False) -> list[str]:
+    """The line, if any, on folders that were refused, and what comes of it.
+
+    :param taken: the folder that was taken in their place.
+    :param folder: the one that FlyDSL reads.
+    :param probe: whether that may be written to, to see if FlyDSL can.
+    """
+    if not refusals:
+        return []
+    what = "; ".join(refusals)
+    if taken is not None:
+        return [f"{what}: using {taken.folder}"]
+    if not _stuck(folder, probe):
+        return [f"{what}: kernels will be compiled"]
+    mend = f"set {CACHE_VARIABLE} to a folder that user {os.geteuid()} can write to"
+    if (give := _give(folder)) and len(refusals) == 1:
+        mend += f", or as root: {give}"
+    return [f"{what}: calls of FlyDSL kernels will fail, since FlyDSL must lock a file there even to read; {mend}"]
+
+
+def doubts(folder: str) -> list[str]:
+    """What is to be said about a folder that is seeded: lock files of others, and who else can write there."""
+    lines = not_private(folder)
+    if shut := _foreign_locks(folder):
+        lines.append(f"{_locked(shut, folder)}: calls of these kernels will fail; {_remove_locks(folder)}")
+    return lines
 
 
 def make_private(folder: str) -> None:
@@ -67,15 +168,95 @@ def make_private(folder: str) -> None:
         # makedirs gives the mode to the last folder alone.
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, mode=0o700)
-    if not os.path.isdir(folder):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+    _check(folder, made=True)
+
+
+def _check(folder: str, *, made: bool = False) -> None:
+    """See whether a folder can be written to, or made.
+
+    :param made: it must be there.
+    :raises OSError: it cannot, or it is a temporary folder that somebody else made.
+    """
+    there = os.path.abspath(folder)
+    while not os.path.isdir(there):
+        # No folder can be made of that name.
+        if made or os.path.lexists(there):
+            dangling = os.path.islink(there) and not os.path.exists(there)
+            raise NotADirectoryError(errno.ENOTDIR, "a link to nothing" if dangling else "not a folder", there)
+        there = os.path.dirname(there)
+    if not os.access(there, os.W_OK | os.X_OK):
+        read_only = os.statvfs(there).f_flag & os.ST_RDONLY
         why = errno.EROFS if read_only else errno.EACCES
-        raise OSError(why, os.strerror(why), folder)
+        raise OSError(why, os.strerror(why), there)
     # Anyone can make a folder, or a link to one, of that name in a shared temporary folder, and wait.
-    if os.path.basename(folder).startswith(_TEMPORARY) and (os.path.islink(folder) or not_private(folder)):
+    if os.path.basename(folder).startswith(_TEMPORARY) and _taken(folder):
         raise PermissionError(errno.EACCES, "not private to this user", folder)
+
+
+def _taken(folder: str) -> bool:
+    """Whether something is there that is not a folder of this user alone."""
+    return os.path.lexists(folder) and (
+        os.path.islink(folder) or not os.path.isdir(folder) or bool(not_private(folder))
+    )
+
+
+def _stuck(folder: str, probe: bool) -> bool:
+    """Whether FlyDSL cannot make its folders and lock files in a cache root."""
+    try:
+        _check(folder)
+        if probe:
+            # There may be no room for so much as a name.
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            path = os.path.join(folder, f"{TEMPORARY}{os.urandom(8).hex()}.tmp")
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            os.unlink(path)
+    except OSError:
+        return True
+    return _foreign_locks(folder) > 0
+
+
+def _foreign_locks(folder: str) -> int:
+    """How many entries of a cache root FlyDSL cannot lock, since another user made their lock files.
+
+    FlyDSL makes them with mode 0644: nobody but their owner, and root, can ever lock them.
+    """
+    if os.geteuid() == 0:
+        return 0
+    shut = 0
+    for launcher in _listed(folder):
+        if not launcher.startswith("."):
+            below = os.path.join(folder, launcher)
+            shut += sum(not os.access(os.path.join(below, n), os.W_OK) for n in _listed(below) if n.endswith(".lock"))
+    return shut
+
+
+def _locked(shut: int, folder: str) -> str:
+    return f"{shut} lock {'files' if shut > 1 else 'file'} in {folder} made by another user"
+
+
+def _remove_locks(folder: str) -> str:
+    return f"find {shlex.quote(folder)} -name '*.lock' ! -user {os.geteuid()} -delete"
+
+
+def _give(folder: str) -> str | None:
+    """What root does so that this user can use a folder; None where that would not help."""
+    there, user = os.path.abspath(folder), os.geteuid()
+    if user == 0 or (os.path.lexists(there) and not os.path.isdir(there)):
+        return None
+    existing = there
+    while not os.path.isdir(existing):
+        existing = os.path.dirname(existing)
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        return None
+    make = "" if existing == there else f"mkdir -p {shlex.quote(there)} && "
+    return f"{make}chown -R {user} {shlex.quote(there)}"
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def not_private(folder: str) -> list[str]:
@@ -93,6 +274,9 @@ def not_private(folder: str) -> list[str]:
 
 def defeated(environ: Mapping[str, str]) -> str | None:
     """Why no prebuilt kernel can be used under these settings, or None."""
+    if home(environ) is None:
+        # FlyDSL utils/env.py, RuntimeEnvManager.cache_dir: Path.home(), which raises.
+        return f"user {os.geteuid()} has no home, without which FlyDSL cannot be imported; set HOME"
     if environ.get("FLYDSL_RUNTIME_ENABLE_CACHE", "1").strip().lower() not in _TRUE:
         return "FLYDSL_RUNTIME_ENABLE_CACHE turns FlyDSL's cache off; unset it"
     if environ.get(CACHE_VARIABLE) == "":

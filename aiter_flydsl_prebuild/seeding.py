@@ -28,6 +28,7 @@ from .discovery import (
     TEMPORARY,
     bundled_folder,
     fingerprint,
+    folder_in_use,
     look_for_packs,
     mode_of,
     rocm_root,
@@ -37,7 +38,7 @@ from .fitting import Placement, fit, other_units, tokens_of
 from .flydsl_install import Install, read_install
 from .marker import in_place, marker_path, marker_text
 from .pack import Pack, read_header
-from .places import Place, cautions, defeated, make_private, not_private, places
+from .places import Place, cautions, defeated, doubts, make_private, passed_over, places, refusal, refused
 from .report import PackReport, SeedReport, announce, covered
 from .target import Target, read_target
 
@@ -85,9 +86,11 @@ def seed(
             paths, empty = look_for_packs(packages, variables) if packs is None else (list(packs), [])
             paths = [os.path.realpath(path) for path in paths]
             # What AITER bundles is seeded where AITER's own kernels are looked for, not into a folder named by hand.
-            bundled = bundled_folder() if cache_dir is None and packs is None else None
+            here = cache_dir in (None, variables.get(CACHE_VARIABLE))
+            bundled = bundled_folder() if here and packs is None else None
             if paths or bundled:
-                tries = [Place(cache_dir, False)] if cache_dir is not None else places(variables, bundled)
+                named = [Place(cache_dir, announce=False, chosen=True)] if cache_dir is not None else None
+                tries = named or places(variables, bundled)
                 outcome = _seed_somewhere(tries, paths, bundled, target, variables)
             if strict and not paths:
                 outcome.problems.append("no pack of kernels is installed")
@@ -98,13 +101,13 @@ def seed(
     if strict and outcome.problems:
         built_for = covered(outcome.packs)
         more = f" ({built_for})" if built_for else ""
-        raise CheckError("aiter-flydsl-prebuild (strict): " + "; ".join(outcome.problems) + more)
+        raise CheckError("strict: " + "; ".join(outcome.problems) + more)
     if environ is None and outcome.place is not None:
         if outcome.place.announce:
             os.environ[CACHE_VARIABLE] = outcome.place.folder
         if strict:
             os.environ[RUN_ONLY_VARIABLE] = "1"
-    _log(outcome.problems)
+    log(outcome.problems)
     folder = outcome.place.folder if outcome.place is not None else None
     seconds = time.perf_counter() - started
     report = SeedReport(mode or "on", target.arches, folder, outcome.packs, outcome.bundled, outcome.problems, seconds)
@@ -126,7 +129,8 @@ class _Outcome:
         return sum(pack.kernels for pack in self.packs)
 
 
-def _log(problems: list[str]) -> None:
+def log(problems: list[str]) -> None:
+    """Give lines to the logger, which is loaded for nothing else."""
     if problems:
         import logging
 
@@ -154,22 +158,24 @@ def _seed_somewhere(
     machine = _Machine(target, environ)
     refusals: list[str] = []
     for place in tries:
+        if why := refusal(place):
+            refusals.append(why)
+            continue
         try:
             done, problems = _seed_packs(paths, place.folder, machine)
             copied, copies = _copy_bundled(bundled, place.folder) if bundled else (0, [])
         except OSError as error:
-            refusals.append(f"cannot write to {place.folder} ({error.strerror or error})")
+            refusals.append(refused(place.folder, error))
             continue
         outcome.place, outcome.packs, outcome.bundled = place, [one.report for one in done], copied
-        outcome.problems += problems + not_private(place.folder)
+        outcome.problems += problems + doubts(place.folder)
         if (outcome.kernels or copies) and not outcome.problems and not refusals:
             files = [*copies, *(path for one in done for path in one.files)]
             text = marker_text(outcome.packs, files, bundled, target, dict(environ))
             _mark(place.folder, text)
         break
-    if refusals:
-        used = f"using {outcome.place.folder}" if outcome.place else "kernels will be compiled"
-        outcome.problems.append(f"{'; '.join(refusals)}: {used}")
+    read = tries[0].folder if tries[0].chosen else folder_in_use(environ)
+    outcome.problems += passed_over(refusals, outcome.place, read, probe=True)
     return outcome
 
 
@@ -450,7 +456,8 @@ def _holds(target: str, pieces: Pieces) -> bool:
     try:
         with open(target, "rb") as file:
             return file.read(len(data) + 1) == data
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
+        # What another user wrote for themselves, FlyDSL cannot read either.
         return False
 
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from . import flydsl_cache as cache
 from .compute_units import serving
-from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, folder_in_use, look_for_packs, rocm_root
+from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, look_for_packs, rocm_root
 from .errors import PrebuildError
 from .fitting import fit, other_units, tokens_of
 from .flydsl_install import ambiguity, known_identities, read_install
 from .pack import Pack
-from .places import cautions, defeated, make_private
+from .places import cautions, choose, defeated, make_private
 from .seeding import publish
 from .target import read_target
 
@@ -61,14 +61,16 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
 
     ``compute_units`` are those of the GPUs of each arch, where the driver tells; ``serving`` counts, for each number of
     them, the kernels that such a GPU calls, None where the pack does not tell; ``empty`` has a line for each place that
-    was named and holds no pack. ``in_place`` counts kernels' files that are there; ``oldest`` is the age in seconds of
-    the oldest of them; ``first_calls`` is what ``warm`` measured here, None before.
+    was named and holds no pack. ``cache_dir`` is the folder that seeding takes, and ``cautions`` say what is wrong with
+    it, or with the settings; ``in_place`` counts kernels' files that are there; ``oldest`` is the age in seconds of the
+    oldest of them; ``first_calls`` is what ``warm`` measured here, None before.
     """
     target = read_target(environ)
     arches = target.arches
     packs, empty = look_for_packs(packages, environ)
     install = read_install()
-    folder = folder_in_use(environ)
+    bundled = bundled_folder()
+    folder, problems, _ = choose(environ, bundled)
     bitcode = cache.bitcode_digest(rocm_root(environ))
     found: dict[str, Any] = {
         "mode": environ.get(MODE_VARIABLE, "on"),
@@ -77,8 +79,8 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
         "flydsl": None,
         "cache_dir": folder,
         "defeated_by": defeated(environ),
-        "cautions": cautions(environ),
-        "bundled": bundled_folder(),
+        "cautions": [*cautions(environ), *problems],
+        "bundled": bundled,
         "first_calls": read_first_calls(folder),
         "packs": [],
         "empty": empty,

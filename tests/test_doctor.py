@@ -150,7 +150,7 @@ def test_the_cache_folder(tmp_path: Path) -> None:
     assert "not writable" in cache(str(tmp_path / "file")).detail
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert "others can write" in cache(str(tmp_path / "open")).detail
+    assert "written to by others" in cache(str(tmp_path / "open")).advice
     assert cache("").status == "warning"
 
 

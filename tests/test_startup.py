@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.startup import startup_file
-from conftest import HERE, prebuild
+from aiter_flydsl_prebuild import startup
+from aiter_flydsl_prebuild.startup import startup_files
+from conftest import HERE, prebuild, run_python
 from packs import make_compiled, make_pack
 
 SCRIPT = "import importlib.util; print(importlib.util.find_spec('flydsl').name)"
@@ -38,13 +39,22 @@ def python(tmp_path: Path) -> Path:
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     shared = [str(HERE.parent), *(path for path in sys.path if path.endswith("site-packages"))]
     (site / "a.pth").write_text("\n".join(shared) + "\n")
-    name, content = startup_file()
-    (site / f"b-{Path(name).name}").write_text(content)
+    for name, content in startup_files().items():
+        (site / Path(name).name).write_text(content)
+    return python
+
+
+@pytest.fixture
+def bereft(python: Path) -> Path:
+    """The same after the package was uninstalled, and its start-up file was not."""
+    (shared,) = python.parent.parent.glob("lib/python*/site-packages/a.pth")
+    shared.write_text("")
     return python
 
 
 def run(python: Path, environment: dict[str, str], script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(python), "-c", script], env=environment, capture_output=True, text=True, check=False)
+    # Not in the checkout, whose folder would be on the path.
+    return run_python(["-c", script], environment, python, cwd=python.parent)
 
 
 def test_only_a_process_that_looks_for_flydsl_or_aiter_seeds(
@@ -105,7 +115,11 @@ def test_strict_makes_the_import_fail_with_the_reason(
     strict = {**environment, "AITER_FLYDSL_PREBUILD": "strict"}
     done = run(python, strict)
     assert done.returncode == 1
-    assert "kernels are for gfx942, this machine needs gfx950" in done.stderr.splitlines()[-1]
+    last = done.stderr.splitlines()[-1]
+    why = "strict: a.fkpack: kernels are for gfx942, this machine needs gfx950"
+    assert last == f"aiter_flydsl_prebuild.errors.CheckError: {why}"
+    said = prebuild("seed", environment=strict)
+    assert (said.returncode, said.stderr) == (1, f"aiter-flydsl-prebuild: {why}\n")
     assert run(python, strict, "print('no kernel is needed')").returncode == 0
     assert run(python, environment).returncode == 0
 
@@ -128,16 +142,65 @@ def test_after_fork(python: Path, environment: dict[str, str]) -> None:
     assert run(python, environment, script).stdout == "0\n"
 
 
-def test_the_file_comes_and_goes(tmp_path: Path, monkeypatch: Any) -> None:
-    name, _ = startup_file()
+def test_the_file_comes_and_goes() -> None:
+    files = [Path(name) for name in startup_files()]
     installed = prebuild("startup", "--install")
     try:
         assert installed.returncode == 0, installed.stderr
-        assert Path(name).exists()
+        assert all(file.exists() for file in files)
     finally:
         removed = prebuild("startup", "--remove")
     assert removed.returncode == 0
-    assert not Path(name).exists()
+    assert not any(file.exists() for file in files)
+
+
+def test_the_file_is_silent_where_the_package_is_gone(bereft: Path, environment: dict[str, str]) -> None:
+    for more in ("", "import importlib.util; importlib.util.find_spec('aiter')"):
+        done = run(bereft, environment, f"{IDLE}\n{more}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "False []\n"
+    # Wheels of kernels may leave a folder of that name behind.
+    (site,) = bereft.parent.parent.glob("lib/python*/site-packages")
+    (site / "aiter_flydsl_prebuild" / "flydsl_kernels").mkdir(parents=True)
+    assert run(bereft, environment, "").stderr == ""
+
+
+def test_a_fault_in_the_package_is_not_hidden(python: Path, environment: dict[str, str]) -> None:
+    (site,) = python.parent.parent.glob("lib/python*/site-packages")
+    (site / "a.pth").write_text("")
+    (site / "aiter_flydsl_prebuild").mkdir()
+    (site / "aiter_flydsl_prebuild" / "startup.py").write_text("raise OSError('cannot be read')")
+    assert "cannot be read" in run(python, environment, "").stderr
+
+
+def start_as_3_15(python: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """What site of Python 3.15 does with a .start file (PEP 829): resolve each line, and call what it names."""
+    (site,) = python.parent.parent.glob("lib/python*/site-packages")
+    script = (
+        f"import pkgutil, sys\nfor line in open({str(site / 'aiter_flydsl_prebuild.start')!r}):\n"
+        "    if not line.startswith('#'): pkgutil.resolve_name(line.strip())()\n"
+    )
+    return run(python, environment, f"{script}{SCRIPT}")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_start_file_of_python_3_15(
+    python: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: Any, gone: bool
+) -> None:
+    (site,) = python.parent.parent.glob("lib/python*/site-packages")
+    (site / "aiter_flydsl_prebuild.pth").unlink(missing_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(startup.sys, "version_info", (3, 15, 0))
+        files = {Path(name).name: content for name, content in startup_files().items()}
+    assert set(files) == {"aiter_flydsl_prebuild.start", "_aiter_flydsl_prebuild_startup.py"}
+    for name, content in files.items():
+        (site / name).write_text(content)
+    if gone:
+        (site / "a.pth").write_text("")
+        (site / "flydsl.py").touch()
+    done = start_as_3_15(python, environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "flydsl\n", "")
+    assert len(list(tmp_path.glob("cache/*/*.pkl"))) == (0 if gone else 3)
 
 
 def test_vllm_finds_its_plugin() -> None:

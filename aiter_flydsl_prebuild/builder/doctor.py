@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from .. import flydsl_cache
-from ..discovery import ROOT_VARIABLES, folder_in_use
+from ..discovery import CACHE_VARIABLE, ROOT_VARIABLES, bundled_folder
 from ..errors import CheckError
 from ..flydsl_install import ambiguity, interpreter_abi, known_identities, read_install
 from ..pack import zstd
-from ..places import defeated
+from ..places import choose, defeated
 from ..target import driver_arches
 from .machine import available_memory, default_workers
 from .toolchain import HOW_TO_GET_A_LINKER, find_toolchain, survey
@@ -216,20 +216,19 @@ def _gpu(root: Path) -> Finding:
 
 def _cache(environment: Mapping[str, str]) -> Finding:
     name = "FlyDSL cache"
-    folder = folder_in_use(environment)
-    said = "set" if "FLYDSL_RUNTIME_CACHE_DIR" in environment else "by default"
-    detail = f"{folder or '(empty)'} ({said})"
-    if not folder:
-        return Finding(name, "warning", detail, "unset FLYDSL_RUNTIME_CACHE_DIR or name a folder: empty turns it off")
-    path = Path(folder)
-    existing = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
-    if not os.path.isdir(existing) or not os.access(existing, os.W_OK | os.X_OK):
-        advice = "FlyDSL must be able to lock what it reads there: set FLYDSL_RUNTIME_CACHE_DIR to a writable folder"
-        return Finding(name, "warning", f"{detail}: not writable", advice)
-    if os.path.isdir(path) and path.stat().st_mode & 0o022:
-        advice = "entries are pickles, and whoever can write them can run code in the server: chmod go-w"
-        return Finding(name, "warning", f"{detail}: others can write to it", advice)
-    return Finding(name, "ok", detail + ("" if os.path.isdir(path) else ", not made yet"))
+    if environment.get(CACHE_VARIABLE) == "":
+        return Finding(name, "warning", "(empty)", f"unset {CACHE_VARIABLE} or name a folder: empty turns it off")
+    folder, problems, usable = choose(environment, bundled_folder())
+    said = "set" if folder == environment.get(CACHE_VARIABLE) else "by default"
+    detail = f"{folder} ({said})"
+    if not usable:
+        return Finding(name, "warning", f"{detail}: not writable", "\n".join(problems))
+    return Finding(
+        name,
+        "warning" if problems else "ok",
+        detail + ("" if os.path.isdir(folder) else ", not made yet"),
+        "\n".join(problems),
+    )
 
 
 def _settings(environment: Mapping[str, str]) -> Finding:

@@ -30,6 +30,7 @@ from typing import Any
 from ..discovery import SUFFIX
 from ..errors import InputError
 from ..pack import Pack, PackError
+from ..paths import user_cache
 from . import needs
 from .digests import digest
 from .packing import unpacked
@@ -311,9 +312,9 @@ def open_store(where: str | None = None) -> Store:
 
 
 def default_folder() -> str:
-    """The user's own store, in the cache folder of the XDG base directory specification."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "aiter-flydsl-prebuild", "store")
+    """The user's own store, in their cache folder (paths.py); none for a user without a home."""
+    cache = user_cache()
+    return os.path.join(cache, "aiter-flydsl-prebuild", "store") if cache else OFF
 
 
 @dataclass(frozen=True)

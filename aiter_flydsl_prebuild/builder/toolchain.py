@@ -9,7 +9,7 @@ So the linker that was found is put behind a small per-user folder with the righ
     <cache>/aiter-flydsl-prebuild/toolchain-<hash>/llvm/bin/ld.lld      a two-line script, always
     <cache>/aiter-flydsl-prebuild/toolchain-<hash>/amdgcn/bitcode       a link, in the variant with bitcode only
 
-``<cache>`` is XDG_CACHE_HOME, else ``~/.cache``. The hash covers the folder's contents: a linker that moved gets
+``<cache>`` is the user's cache folder (paths.py). The hash covers the folder's contents: a linker that moved gets
 another folder. A script, never a link: the ``ld.lld`` of a ROCm SDK wheel finds its libraries relative to the path it
 was called by, and fails when that is a bare name, as it is when MLIR calls it.
 """
@@ -35,6 +35,7 @@ from .. import discovery
 from ..discovery import ROOT_VARIABLES
 from ..errors import CheckError
 from ..flydsl_cache import bitcode_digest
+from ..paths import user_cache
 from .scratch import lasting_scratch_folder, scratch_folder
 
 APP_FOLDER = "aiter-flydsl-prebuild"
@@ -405,9 +406,10 @@ def _rocm_root(command: tuple[str, ...], environment: Mapping[str, str]) -> Path
 
 def _cache_base(environment: Mapping[str, str]) -> Path:
     """The user's cache folder for this project. Raises OSError where it would not be private to this user."""
-    configured = Path(environment.get("XDG_CACHE_HOME", ""))
-    home = Path(environment["HOME"]) if environment.get("HOME") else Path.home()
-    base = (configured if configured.is_absolute() else home / ".cache") / APP_FOLDER
+    cache = user_cache(environment)
+    if cache is None:
+        raise FileNotFoundError("this user has no home")
+    base = Path(cache) / APP_FOLDER
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = base.stat()
     # What lies in it is run: nobody else may be able to rename or replace it.

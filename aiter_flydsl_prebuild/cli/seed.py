@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from . import arguments
 from .result import Result
@@ -21,13 +22,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Seed, and prune where asked."""
-    from ..discovery import find_packs, folder_in_use
+    from ..discovery import bundled_folder, find_packs
+    from ..places import choose
     from ..seeding import prune, seed
     from . import show
 
     packages = args.package
     report = seed(packages, mode="strict" if args.strict else None, cache_dir=args.cache_dir)
-    pruned = prune(report.cache_dir or folder_in_use(), find_packs(packages)) if args.prune else []
+    # Where no pack is left to seed, the folder is still known.
+    folder = report.cache_dir or args.cache_dir or choose(os.environ, bundled_folder()).folder
+    pruned = prune(folder, find_packs(packages)) if args.prune else []
     counts = {"kernels": report.kernels, "written": report.written, "pruned": pruned}
     # A caution beside kernels that are in place is no failure; kernels that are not, are one.
     failed = bool(report.problems or report.mode == "strict") and not report.kernels

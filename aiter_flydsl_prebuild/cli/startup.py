@@ -21,16 +21,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Write the start-up file, or remove it."""
-    from ..startup import startup_file
+    from ..startup import startup_files
 
-    name, content = startup_file()
-    path = Path(name)
-    try:
-        if args.install:
-            path.write_text(content, encoding="utf-8")
-        else:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; install into an environment of your own") from error
-    text = f"{name} {'written' if args.install else 'is not there any more'}"
-    return Result({"file": name, "installed": args.install}, lambda: print(text))
+    files = startup_files()
+    for name, content in files.items():
+        path = Path(name)
+        try:
+            if args.install:
+                path.write_text(content, encoding="utf-8")
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror or error}; install into an environment of your own") from error
+    done = "written" if args.install else "is not there any more"
+    text = "\n".join(f"{name} {done}" for name in files)
+    return Result({"files": list(files), "installed": args.install}, lambda: print(text))
