@@ -29,7 +29,7 @@ from .target import Target, driver_arches, environment_arch, featured, read_targ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, MutableMapping
+    from collections.abc import Iterable, MutableMapping
 
     from .report import PackReport
 
@@ -147,20 +147,26 @@ def _lines(text: str, folder: str) -> list[list[str]] | None:
     return [line.split("\t") for line in packs.split("\n") if line]
 
 
-def in_place(folder: str, present: Iterable[str], names: Collection[str]) -> bool:
-    """Whether a folder has files of these names, and FlyDSL can make its lock files beside them."""
+def in_place(folder: str, present: Iterable[str], names: Iterable[str]) -> bool:
+    """Whether a folder has files of these names, and FlyDSL can lock what is in it."""
     there = set(present)
-    if not there.issuperset(names) or not os.access(folder, os.W_OK | os.X_OK):
-        return False
-    # Entries and locks of another user are shut to all but root: FlyDSL makes them with modes 0600 and 0644.
-    return os.geteuid() == 0 or all(_open(folder, name, there) for name in names)
+    return there.issuperset(names) and os.access(folder, os.W_OK | os.X_OK) and not foreign_locks(folder, there)
 
 
-def _open(folder: str, name: str, present: Container[str]) -> bool:
-    lock = f"{name[:-4]}.lock"
-    return os.access(os.path.join(folder, name), os.R_OK) and (
-        lock not in present or os.access(os.path.join(folder, lock), os.W_OK)
-    )
+def foreign_locks(folder: str, present: Iterable[str]) -> int:
+    """How many of the lock files in a folder this user cannot open as FlyDSL does.
+
+    It makes them with mode 0644: nobody but their owner, and root, can ever lock them.
+    """
+    if os.geteuid() == 0:
+        return 0
+    locks = [name for name in present if name.endswith(".lock")]
+    # Names relative to the folder cost half of what paths do.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        return [os.access(name, os.W_OK, dir_fd=descriptor) for name in locks].count(False)
+    finally:
+        os.close(descriptor)
 
 
 def _leftovers(present: Iterable[str]) -> bool:

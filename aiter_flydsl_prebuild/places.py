@@ -216,17 +216,13 @@ def _stuck(folder: str, probe: bool) -> bool:
 
 
 def _foreign_locks(folder: str) -> int:
-    """How many entries of a cache root FlyDSL cannot lock, since another user made their lock files.
-
-    FlyDSL makes them with mode 0644: nobody but their owner, and root, can ever lock them.
-    """
-    if os.geteuid() == 0:
-        return 0
+    """How many kernels of a cache root FlyDSL cannot lock, since another user called them there."""
     shut = 0
     for launcher in _listed(folder):
+        below = os.path.join(folder, launcher)
         if not launcher.startswith("."):
-            below = os.path.join(folder, launcher)
-            shut += sum(not os.access(os.path.join(below, n), os.W_OK) for n in _listed(below) if n.endswith(".lock"))
+            with contextlib.suppress(OSError):
+                shut += foreign_locks(below, os.listdir(below))
     return shut
 
 

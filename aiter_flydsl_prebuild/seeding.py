@@ -537,7 +537,8 @@ def _read_stamp(stamp: str, path: str, folder: str) -> _Seeded | None:
             there = os.path.join(folder, launcher)
             present = os.listdir(there)
             _sweep(there, present)
-            if not in_place(there, present, names):
+            readable = all(os.access(os.path.join(there, entry), os.R_OK) for entry in names)
+            if not readable or not in_place(there, present, names):
                 return None
         arch, version, kernels, reasons = (record[key] for key in ("arch", "version", "kernels", "reasons"))
         report = PackReport(path, arch, version, kernels, 0, reasons, record["tokens"])

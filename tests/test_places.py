@@ -377,6 +377,30 @@ def test_pruning_finds_the_folder_that_was_seeded(home: Path, pack: Path) -> Non
     assert entries(home / ".cache" / "flydsl") == 0
 
 
+@pytest.mark.parametrize("command", ["chown -R 1000 /opt/flydsl", "chgrp -R 0 /opt/flydsl && chmod -R g=u /opt/flydsl"])
+def test_the_commands_of_the_docs_for_images(nobody: Any, tmp_path: Path, command: str) -> None:
+    """The user of the docs' commands is 1000, in group 0; here both are the other user's."""
+    lines = [line.strip() for line in (HERE.parent / "docs" / "serving.md").read_text().splitlines()]
+    folder = tmp_path / "opt"
+    for line in ("aiter-flydsl-prebuild seed", command):
+        assert line in lines, "not in the docs any more"
+    environment = {**os.environ, "FLYDSL_RUNTIME_CACHE_DIR": str(folder)}
+    assert prebuild("seed", environment=environment).returncode == 0
+    here = (
+        command.replace("/opt/flydsl", str(folder))
+        .replace("-R 1000 ", f"-R {NOBODY} ")
+        .replace("-R 0 ", f"-R {NOBODY} ")
+    )
+    assert os.system(here) == 0
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.pkl")}
+    kernels, taken, problems = nobody(SEED, FLYDSL_RUNTIME_CACHE_DIR=str(folder))
+    assert (kernels, taken) == (3, str(folder))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.pkl")} == before, "found, not written again"
+    assert [line.partition(": ")[0] for line in problems] == (
+        [f"{folder} belongs to another user"] if "chgrp" in command else []
+    )
+
+
 def test_flydsl_does_what_is_said_of_folders_of_other_users(nobody: Any, toolchain: Toolchain, tmp_path: Path) -> None:
     """The real FlyDSL, called by another user: every mode of docs/serving.md, and what it says does not work."""
     root = tmp_path / "folders"
