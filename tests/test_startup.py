@@ -116,7 +116,7 @@ def test_strict_makes_the_import_fail_with_the_reason(
     done = run(python, strict)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    why = "strict: a.fkpack: kernels are for gfx942, this machine needs gfx950"
+    why = "strict: a.fkpack: kernels are for gfx942, this machine needs gfx950 (a.fkpack is for tokens 1..8)"
     assert last == f"aiter_flydsl_prebuild.errors.CheckError: {why}"
     said = prebuild("seed", environment=strict)
     assert (said.returncode, said.stderr) == (1, f"aiter-flydsl-prebuild: {why}\n")
