@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import struct
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +112,28 @@ def make_pack(
     manifest, payloads = make_manifest(arch, flydsl or flydsl_here(), compiled, missing, about)
     write_pack(path, encode_pack(manifest, payloads))
     return path
+
+
+def make_wheel(path: Path, files: dict[str, bytes], *, record: bool = True) -> Path:
+    """A wheel of exactly these files; with ``record`` their RECORD is made, in place of any among them."""
+    (folder,) = {name.split("/")[0] for name in files if ".dist-info/" in name}
+    if record:
+        files = {name: data for name, data in files.items() if name != f"{folder}/RECORD"}
+        lines = [f"{name},{record_hash(data)},{len(data)}" for name, data in files.items()]
+        files[f"{folder}/RECORD"] = "\n".join([*lines, f"{folder}/RECORD,,", ""]).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def record_hash(data: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+def files_of(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def forge(path: Path, manifest: Any, payloads: bytes, **sizes: int) -> Path:

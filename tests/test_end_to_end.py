@@ -18,7 +18,7 @@ import pytest
 from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
 from aiter_flydsl_prebuild.pack import Pack
 from conftest import HERE, prebuild, run_python, start_interruptible
-from packs import forge
+from packs import files_of, forge, make_wheel
 
 WITH_TEST_SOURCES = {**os.environ, "PYTHONPATH": str(HERE)}
 
@@ -296,10 +296,8 @@ def test_a_broken_manifest_is_one_line(wheel: Path, tmp_path: Path, what: str) -
 
 
 def test_a_wheel_cannot_bring_its_own_torch(wheel: Path, tmp_path: Path) -> None:
-    evil = tmp_path / wheel.name
-    evil.write_bytes(wheel.read_bytes())
-    with zipfile.ZipFile(evil, "a") as archive:
-        archive.writestr("torch.py", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    torch = f"open({str(tmp_path / 'ran')!r}, 'w')".encode()
+    evil = make_wheel(tmp_path / wheel.name, {**files_of(wheel), "torch.py": torch})
     assert prebuild("verify", evil).returncode == 0
     assert not (tmp_path / "ran").exists()
 

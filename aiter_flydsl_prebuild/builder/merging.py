@@ -70,7 +70,7 @@ def merge_packs(
     write_pack(path, encode_pack(*make_manifest(first.arch, flydsl, merged.values(), still, about)))
     if not prove or "shard" not in first.manifest:
         return path, None
-    proof = run_proof(Subject((path,), (), ()), trusted=trusted)
+    proof = run_proof(Subject((path,)), trusted=trusted)
     judge(proof, [job for job, _ in still])
     return path, proof
 

@@ -14,10 +14,12 @@ MODULES: dict[str, tuple[str, str | None]] = {
     "elftools": ("pyelftools", "build"),
     "flydsl": ("flydsl", None),
     "fsspec": ("fsspec", "store"),
+    "installer": ("installer", "build"),
     "jinja2": ("jinja2", "report"),
     "matplotlib": ("matplotlib", "report"),
     "msgpack": ("msgpack", "build"),
     "numpy": ("numpy", "build"),
+    "packaging": ("packaging", "build"),
     "pebble": ("pebble", "build"),
     "rich": ("rich", "build"),
     "setuptools": ("setuptools", "build"),
@@ -31,7 +33,10 @@ COMPILING = ("elftools", "msgpack", "pebble", "numpy", "torch", "flydsl")
 PROVING = ("elftools", "msgpack", "numpy", "torch", "flydsl")
 """What a proof takes."""
 
-WHEEL = ("setuptools",)
+CHECKING = ("installer", "packaging")
+"""What checking a wheel's metadata takes."""
+
+WHEEL = ("setuptools", *CHECKING)
 """What making a wheel takes."""
 
 

@@ -237,7 +237,7 @@ def _encoded(manifest: dict[str, Any], payloads: list[bytes], store: Store) -> b
 
 def _proven(path: Path, request: BuildRequest, source: Source, store: Store) -> Proof:
     """The proof of a pack. It follows from the pack and the code that runs in it, so that one that held is recalled."""
-    subject = Subject((path,), (), ())
+    subject = Subject((path,))
     install = read_install()
     about = {
         "pack": read_header(str(path)).pack_id,

@@ -86,6 +86,11 @@ class Proof:
             values[name] = tuple(values[name])
         return cls(**values)
 
+    @classmethod
+    def failed(cls, problem: str, *, cold: bool) -> Proof:
+        """One that could not be run."""
+        return cls(cold, 0, 0, 0, 0, (), (), 0, (problem,), 0.0)
+
     def complaints(self) -> list[str]:
         """What is wrong, a line each, for people."""
         lines = list(self.problems)
@@ -105,11 +110,12 @@ class Proof:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is proven: the packs, the folders to find them on, and the packages they are in."""
+    """What is proven: the packs, the folders to find them on, the packages they are in, and the wheel if it is one."""
 
     packs: tuple[Path, ...]
-    search: tuple[Path, ...]
-    packages: tuple[str, ...]
+    search: tuple[Path, ...] = ()
+    packages: tuple[str, ...] = ()
+    wheel: Path | None = None
 
 
 def open_subject(wheel: Path | None, folder: Path, packages: Sequence[str] = ()) -> Subject:
@@ -132,7 +138,7 @@ def open_subject(wheel: Path | None, folder: Path, packages: Sequence[str] = ())
     if not wheel.exists():
         raise InputError(f"{wheel}: no such file; name a wheel or a pack that build made")
     if wheel.name.endswith(SUFFIX):
-        return Subject((wheel,), (), ())
+        return Subject((wheel,))
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(SUFFIX)]
@@ -149,7 +155,7 @@ def open_subject(wheel: Path | None, folder: Path, packages: Sequence[str] = ())
     inside = {
         ".".join(PurePosixPath(name).parent.parts[:-1]) for name in names if PurePosixPath(name).parent.name == FOLDER
     }
-    return Subject(tuple(folder / name for name in names), (folder,), tuple(sorted(inside)))
+    return Subject(tuple(folder / name for name in names), (folder,), tuple(sorted(inside)), wheel)
 
 
 def prove(
@@ -168,13 +174,15 @@ def prove(
     :param trusted: a source outside this project that may be imported. A pack names its source, and importing one is
         running its code.
     :raises PackError: a pack is damaged.
-    :raises CheckError: the process ended without a result, or the packs are of several sources or arches.
+    :raises CheckError: the process ended without a result, or the packs are of several sources or arches
+        (:func:`.verifying.verify` proves these one after the other).
     :raises InputError: the packs' source is neither this project's nor the trusted one.
     """
     packs = [Pack(str(path)) for path in subject.packs]
-    requests = [_request(pack) for pack in packs]
+    requests = [request_of(pack) for pack in packs]
     if any(request != requests[0] for request in requests[1:]):
-        raise CheckError("the packs are of several sources, arches, tables or token limits; prove them one by one")
+        names = ", ".join(path.name for path in subject.packs)
+        raise CheckError(f"{names}: of several sources, arches, tables or token limits; one proof is for one of them")
     request = requests[0]
     source = request["source"]
     if source not in (*SOURCES, trusted):
@@ -221,7 +229,7 @@ def judge(proof: Proof, missing: list[Job]) -> None:
         raise CheckError(f"the proof failed, no wheel is written:\n{complaints}")
 
 
-def _request(pack: Pack) -> dict[str, Any]:
+def request_of(pack: Pack) -> dict[str, Any]:
     """What the proof must know of a pack.
 
     :raises PackError: the manifest does not say it, or not in the form that docs/pack-format.md gives.

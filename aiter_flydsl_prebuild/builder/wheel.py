@@ -19,6 +19,7 @@ from ..discovery import BUILD_VARIABLE, KERNELS_NAMESPACE, SUFFIX
 from ..errors import CheckError, InputError
 from ..pack import Pack
 from .scratch import scratch_folder
+from .wheelcheck import wheel_problems
 
 # The first moment that a zip can hold: without SOURCE_DATE_EPOCH the build is the same on any day.
 _FIRST_EPOCH = "315532800"
@@ -122,6 +123,8 @@ def _run_backend(project: Path, out: Path, pack: Path, accept: Callable[[Path], 
             inside = [archive.read(name) for name in archive.namelist() if name.endswith(SUFFIX)]
         if inside != [pack.read_bytes()]:
             raise CheckError("setuptools built a wheel that does not hold the kernels that were proven")
+        if wrong := wheel_problems(built[0], [Pack(str(pack))]):
+            raise CheckError("\n".join(["setuptools built a wheel that pip would not install right:", *wrong]))
         accept(built[0])
         return built[0].replace(out / built[0].name)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..builder.proof import Proof
     from ..builder.reach import Range, Reach
     from ..builder.store import Statistics
+    from ..builder.verifying import Verification
     from ..builder.warming import WarmReport
     from ..report import SeedReport
     from ..sources.base import LeftOut
@@ -112,6 +113,18 @@ def build(result: dict[str, Any]) -> None:
     if result["failed"]:
         print(f"left out, {len(result['failed'])} kernels:")
         for line in result["failed"]:
+            print(f"  {line}")
+
+
+def verification(found: Verification) -> None:
+    """Each proof, with the names of its packs where there are several, and what is wrong with the wheel."""
+    for one in found.proofs:
+        if len(found.proofs) > 1:
+            print(f"{', '.join(one.packs)}:")
+        proof(one.proof)
+    if found.wheel_problems:
+        print("the wheel FAILED: pip would not install it right")
+        for line in found.wheel_problems:
             print(f"  {line}")
 
 

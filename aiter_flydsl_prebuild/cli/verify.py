@@ -15,6 +15,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     arguments.wheel(parser)
     parser.add_argument("--tokens", metavar="FIRST..LAST", help="token counts (default: those it was built for)")
+    parser.add_argument(
+        "--pack", action="append", default=[], metavar="NAME", help="only this pack of several (may be repeated)"
+    )
     arguments.trusted(parser)
     parser.add_argument("--cold", action="store_true", help="without the kernels: count what would compile")
     parser.add_argument(
@@ -26,9 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Run the proof."""
     from ..builder import needs
-    from ..builder.proof import open_subject, prove
+    from ..builder.proof import open_subject
     from ..builder.reach import parse_tokens
     from ..builder.scratch import scratch_folder
+    from ..builder.verifying import verify
     from . import show
 
     needs.require("verify", *needs.PROVING)
@@ -36,5 +40,12 @@ def run(args: argparse.Namespace) -> Result:
         tokens = parse_tokens(args.tokens) if args.tokens else None
         with arguments.naming(args.wheel, folder):
             subject = open_subject(args.wheel, folder, args.package)
-            proof = prove(subject, cold=args.cold, exhaustive=args.exhaustive, tokens=tokens, trusted=args.source)
-    return Result(proof.to_json(), lambda: show.proof(proof), ok=proof.ok)
+            found = verify(
+                subject,
+                only=args.pack,
+                cold=args.cold,
+                exhaustive=args.exhaustive,
+                tokens=tokens,
+                trusted=args.source,
+            )
+    return Result(found.to_json(), lambda: show.verification(found), ok=found.ok)
