@@ -45,6 +45,12 @@ def closed_to_others() -> str | None:
     return f"the installed FlyDSL is closed to other users by {closed[0]}" if closed else None
 
 
+def open_to_others(folder: Path) -> None:
+    """Let other users find what is in a folder of the tests."""
+    for path in (folder, *list(folder.parents)[:-1]):
+        path.chmod(path.stat().st_mode | 0o055)
+
+
 def make_job(name: str = "kernel", n: int = 128, k: int = 256) -> Job:
     shape = Shape("mxscale_bmm", "gfx950", 0, n, k, "32x32", None)
     return Job("reference", "gfx950", name, shape, ((1, 8),))

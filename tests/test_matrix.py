@@ -20,6 +20,7 @@ import pytest
 
 from aiter_flydsl_prebuild.builder.toolchain import Toolchain
 from conftest import ARCH, HERE, flydsl_environment, run_python
+from packs import open_to_others
 
 VERSIONS = ("0.3.1", "0.3.4.1", "0.4.2", "0.5.0")
 REFERENCE_VERSIONS = VERSIONS[1:]
@@ -123,6 +124,11 @@ class Built:
         found: dict[str, Any] = json.loads(self._run(WARM, [], environment).splitlines()[-1])
         return found
 
+    def try_folders(self, root: Path) -> list[dict[str, Any]]:
+        """What another user's calls come to in folders of root's; see folders.py."""
+        environment = flydsl_environment(self.toolchain, root / "unused")
+        return [*map(json.loads, self._run((HERE / "folders.py").read_text(), [root], environment).splitlines())]
+
     def _serving(self, folder: Path) -> dict[str, str]:
         return flydsl_environment(
             self.toolchain,
@@ -170,6 +176,34 @@ def test_warming_builds_the_engine_that_serving_uses(built: Built, tmp_path: Pat
     ]
     assert found["warmed"] == {"hipModuleLoadData": 1, "hipModuleLaunchKernel": 1}
     assert found["after"] == {"hipModuleLoadData": 1, "hipModuleLaunchKernel": 2}
+
+
+def test_flydsl_does_what_is_said_of_folders_of_other_users(built: Built, tmp_path: Path) -> None:
+    """The real FlyDSL, called by another user: every mode of docs/serving.md, and what it says does not work."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    open_to_others(tmp_path)
+    found = {case["name"]: case for case in built.try_folders(tmp_path)}
+    real = {name: case["real"] for name, case in found.items()}
+    assert real == {
+        "private to root": "PermissionError",
+        "empty": "PermissionError",
+        "given away": "found",
+        "given away, but used by root": "PermissionError",
+        "of the group": "found",
+        "of the group, but used by root": "PermissionError",
+        "folders open, entries not": "compiled",
+        "read only, locks open": "found",
+        "a file": "NotADirectoryError",
+        "a link to nothing": "FileExistsError",
+        "below their own": "compiled",
+    }
+    # There, a kernel that is not in the folder yet makes its call fail.
+    assert not found.pop("read only, locks open")["usable"]
+    for name, case in found.items():
+        fails = real[name] not in ("found", "compiled")
+        assert any("will fail" in line for line in case["said"]) == fails, name
+        assert not fails or not case["usable"] or "lock file" in " ".join(case["said"]), name
 
 
 def test_a_pack_of_one_rocm_serves_others(built: Built, tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import pytest
 
 from aiter_flydsl_prebuild import places, seed
 from aiter_flydsl_prebuild.builder import doctor
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain
 from aiter_flydsl_prebuild.seeding import SeedReport, prune
 from aiter_flydsl_prebuild.state import status
-from conftest import HERE, flydsl_environment, prebuild, run_python
-from packs import closed_to_others, make_compiled, make_pack
+from conftest import HERE, prebuild, run_python
+from packs import closed_to_others, make_compiled, make_pack, open_to_others
 
 KERNELS = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(3)]
 
@@ -231,8 +230,7 @@ def nobody(tmp_path: Path, pack: Path, home: Path) -> Any:
         pytest.skip("needs root, to become somebody else")
     if why := closed_to_others():
         pytest.skip(why)
-    for folder in (tmp_path, *list(tmp_path.parents)[:-1]):
-        folder.chmod(folder.stat().st_mode | 0o055)
+    open_to_others(tmp_path)
     home.chmod(0o755)
     (tmp_path / "tmp").chmod(0o1777)
 
@@ -399,35 +397,6 @@ def test_the_commands_of_the_docs_for_images(nobody: Any, tmp_path: Path, comman
     assert [line.partition(": ")[0] for line in problems] == (
         [f"{folder} belongs to another user"] if "chgrp" in command else []
     )
-
-
-def test_flydsl_does_what_is_said_of_folders_of_other_users(nobody: Any, toolchain: Toolchain, tmp_path: Path) -> None:
-    """The real FlyDSL, called by another user: every mode of docs/serving.md, and what it says does not work."""
-    root = tmp_path / "folders"
-    root.mkdir(mode=0o755)
-    run = run_python([str(HERE / "folders.py"), str(root)], flydsl_environment(toolchain, tmp_path / "unused"))
-    assert run.returncode == 0, run.stderr
-    found = {case["name"]: case for case in map(json.loads, run.stdout.splitlines())}
-    real = {name: case["real"] for name, case in found.items()}
-    assert real == {
-        "private to root": "PermissionError",
-        "empty": "PermissionError",
-        "given away": "found",
-        "given away, but used by root": "PermissionError",
-        "of the group": "found",
-        "of the group, but used by root": "PermissionError",
-        "folders open, entries not": "compiled",
-        "read only, locks open": "found",
-        "a file": "NotADirectoryError",
-        "a link to nothing": "FileExistsError",
-        "below their own": "compiled",
-    }
-    # There, a kernel that is not in the folder yet makes its call fail.
-    assert not found.pop("read only, locks open")["usable"]
-    for name, case in found.items():
-        fails = real[name] not in ("found", "compiled")
-        assert any("will fail" in line for line in case["said"]) == fails, name
-        assert not fails or not case["usable"] or "lock file" in " ".join(case["said"]), name
 
 
 # ---- vLLM ------------------------------------------------------------------------------------------------------------
