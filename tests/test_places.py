@@ -365,11 +365,12 @@ def test_status_and_doctor_write_nothing(home: Path, pack: Path, tmp_path: Path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_pruning_finds_the_folder_that_was_seeded(home: Path, pack: Path) -> None:
+def test_pruning_finds_the_folder_that_was_seeded(home: Path, pack: Path, monkeypatch: Any) -> None:
     blocked(home / ".flydsl")
     assert prebuild("seed").returncode == 0
     assert entries(home / ".cache" / "flydsl") == 3
     pack.unlink()
+    monkeypatch.delenv("AITER_FLYDSL_PREBUILD_PACKS")
     pruned = prebuild("seed", "--prune")
     assert "3 files removed" in pruned.stdout, pruned.stdout + pruned.stderr
     assert entries(home / ".cache" / "flydsl") == 0
