@@ -148,7 +148,7 @@ def test_jobs_say_which_rows_lead_to_them() -> None:
         ShapeReach(at_256, (KernelReach("row", runs), KernelReach("both", runs)), (), ()),
         ShapeReach(anywhere, (KernelReach("both", runs), KernelReach("heuristic", runs)), (), ()),
     )
-    jobs = jobs_of("reference", Reach((1, 8), "newest", shapes, 3, (), {}), "gfx950")
+    jobs = jobs_of("reference", Reach((1, 8), "newest", shapes, {}), "gfx950")
     assert {job.name: job.cu_num for job in jobs} == {"row": (256,), "both": (0, 256), "heuristic": (0,)}
     assert {job.shape for job in jobs} == {anywhere}
 
