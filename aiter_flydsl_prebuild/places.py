@@ -179,8 +179,8 @@ def _check(folder: str, *, made: bool = False) -> None:
     """
     there = os.path.abspath(folder)
     while not os.path.isdir(there):
-        # No folder can be made of that name.
-        if made or os.path.lexists(there):
+        # No folder can be made of that name. Looked at again, since another process may just have made one.
+        if made or (os.path.lexists(there) and not os.path.isdir(there)):
             dangling = os.path.islink(there) and not os.path.exists(there)
             raise NotADirectoryError(errno.ENOTDIR, "a link to nothing" if dangling else "not a folder", there)
         there = os.path.dirname(there)

@@ -365,6 +365,22 @@ def test_status_and_doctor_write_nothing(home: Path, pack: Path, tmp_path: Path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_folder_that_another_process_makes_meanwhile(
+    home: Path, pack: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """It comes between two looks at the same path."""
+    folder = tmp_path / "c"
+    real = os.path.lexists
+
+    def slow(path: Any) -> bool:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(os.path, "lexists", slow)
+    assert places.refusal(places.Place(str(folder), announce=False, chosen=True)) is None
+    assert folder.is_dir(), "it was looked for"
+
+
 def test_pruning_finds_the_folder_that_was_seeded(home: Path, pack: Path, monkeypatch: Any) -> None:
     blocked(home / ".flydsl")
     assert prebuild("seed").returncode == 0
