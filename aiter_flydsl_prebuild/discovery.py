@@ -12,7 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .target import Target
 
 SUFFIX = ".fkpack"
 FOLDER = "flydsl_kernels"
@@ -227,21 +226,3 @@ def default_cache_dir() -> str:
 def folder_in_use(environ: Mapping[str, str] = os.environ) -> str:
     """The cache root that FlyDSL reads in a process with this environment, which it takes as it stands."""
     return environ.get(CACHE_VARIABLE, default_cache_dir())
-
-
-def fingerprint(target: Target, environ: Mapping[str, str] = os.environ) -> str:
-    """Changes whenever the fit of a pack could: FlyDSL's RECORD, the device bitcode, the GPUs, the Python."""
-    found = locate_flydsl()
-    watched = [os.path.join(found[1], "RECORD")] if found and found[1] else []
-    watched += bitcode_files(rocm_root(environ))
-    gpus = [" ".join([arch, *map(str, target.units.get(arch, ()))]) for arch in target.arches]
-    return "\n".join([sys.implementation.cache_tag or sys.version, *gpus, *map(file_state, watched)])
-
-
-def file_state(path: str) -> str:
-    """A line that changes when a file does."""
-    try:
-        state = os.stat(path)
-    except OSError:
-        return f"{path} is not there"
-    return f"{path} {state.st_mtime_ns} {state.st_size}"

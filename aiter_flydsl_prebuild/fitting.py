@@ -1,7 +1,8 @@
 """What of a pack may be used on this machine, and under which names: the decision, without any writing.
 
 Never forced: what does not fit stays out, with the reason. Every name is the one that the FlyDSL at hand computes for
-the same kernel, so at worst a kernel is not found.
+the same kernel, so at worst a kernel is not found; where a name does not say enough, the code that the kernel was
+compiled from is compared with what is installed (binding.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import flydsl_cache as cache
+from .binding import InstalledCode, installed_version, package_of
 from .compute_units import unserved
 from .flydsl_install import OWN_KEY, Install, ambiguity, imported_install
 from .pack import Pack, PackedEntry, PackedKernel
@@ -28,51 +30,62 @@ class Placement(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What of a pack fits this machine: ``placements`` to write, ``kernels`` they make, and why the rest stays out."""
+    """What of a pack fits this machine: ``placements`` to write, ``kernels`` they make, and why the rest stays out.
+
+    ``notes`` are no news to a server: kernels of packages that are not installed here, which nothing here can call.
+    """
 
     placements: list[Placement]
     kernels: int
     reasons: list[str]
+    notes: list[str]
 
 
-def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str) -> Fit:
+class OtherCode(NamedTuple):
+    """Kernels that were not compiled from the code that is installed here.
+
+    ``differing`` maps a package to its kernels and to the files of theirs that are others here, or are not there;
+    ``absent`` maps one that is not installed to its kernels.
+    """
+
+    differing: dict[str, tuple[list[PackedKernel], list[str]]]
+    absent: dict[str, list[PackedKernel]]
+
+    @property
+    def kernels(self) -> list[PackedKernel]:
+        """All of them."""
+        return [kernel for kernels, _ in self.differing.values() for kernel in kernels] + [
+            kernel for kernels in self.absent.values() for kernel in kernels
+        ]
+
+
+def fit(
+    pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str, code: InstalledCode | None = None
+) -> Fit:
     """Which kernels of a pack may be used here, and under which names.
 
     :param bitcode: :func:`flydsl_cache.bitcode_digest` of the ROCm folder that FlyDSL takes in this process.
+    :param code: what was read of the installed packages before.
     """
-    if shard := pack.manifest.get("shard"):
-        return Fit([], 0, [f"is part {shard['index']} of {shard['of']} of a build, to be merged and not to be used"])
-    if pack.arch not in arches:
-        here = f"this machine needs {', '.join(arches)}" if arches else "this machine has no ROCm GPU"
-        return Fit([], 0, [f"kernels are for {pack.arch}, {here}"])
-    if install is None:
-        return Fit([], 0, ["FlyDSL is not installed"])
-    if twice := ambiguity(install):
-        return Fit([], 0, [twice])
-    if install.identity is None and any(i.startswith(OWN_KEY) for known in pack.identities.values() for i in known):
+    if install is not None and install.identity is None and not ambiguity(install) and _built_without_record(pack):
         # Only a pack that was built with such a FlyDSL makes it worth the import.
         install = imported_install(install)
-    if install.version != pack.version:
-        version = install.version or "of an unknown version"
-        return Fit([], 0, [f"kernels are for flydsl {pack.version}, installed is {version}"])
-    if install.identity is None:
-        why = "was not installed from a wheel, and only one built with exactly it fits"
-        return Fit([], 0, [f"flydsl {install.version} {why}"])
-    if install.identity not in pack.identities.get(install.abi, ()):
-        if install.abi not in pack.identities:
-            have = ", ".join(sorted(pack.identities))
-            return Fit([], 0, [f"kernels are for FlyDSL on {have}, this Python is {install.abi}"])
-        known = ", ".join(i[:_SHORT] for i in pack.identities[install.abi])
-        why = f"is another build than the one the kernels were made for ({known}, not {install.identity[:_SHORT]})"
-        return Fit([], 0, [f"flydsl {install.version} {why}"])
-
+    if why := _misfit(pack, arches, install):
+        return Fit([], 0, [why], [])
+    assert install is not None
+    code = code or InstalledCode()
     toolchain = cache.toolchain_key(install, bitcode) if pack.generation == cache.ARTIFACT_KEY else ""
     disk_key = cache.disk_keys(toolchain)
+    # From 0.5 a kernel of other code has another key, and is not found.
+    other = OtherCode({}, {}) if toolchain else other_code(pack, code)
+    not_this_code = {id(kernel) for kernel in other.kernels}
     placements: dict[str, Placement] = {}
     fitting = 0
     other_bitcode: list[PackedKernel] = []
     other_abi: list[PackedKernel] = []
     for kernel in pack.kernels:
+        if id(kernel) in not_this_code:
+            continue
         if kernel.bitcode not in (None, bitcode):
             other_bitcode.append(kernel)
             continue
@@ -86,7 +99,7 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
             else:
                 path = entry.paths[install.abi]
             placements[path] = Placement(path, kernel, entry)
-    reasons = []
+    reasons = differences(pack, other, code)
     if other_bitcode:
         theirs = ", ".join(sorted({str(kernel.bitcode)[:_SHORT] for kernel in other_bitcode}))
         what = f"linked the device bitcode of another ROCm ({theirs}, here it is {bitcode[:_SHORT]})"
@@ -96,7 +109,106 @@ def fit(pack: Pack, arches: Sequence[str], install: Install | None, bitcode: str
         what = f"got keys for {theirs} alone, none for {install.abi}"
         reasons.append(f"{_count(len(other_abi))} {what}: {_names([k.facts for k in other_abi])}")
     reasons += lost(pack)
-    return Fit(list(placements.values()), fitting, reasons)
+    return Fit(list(placements.values()), fitting, reasons, absences(other))
+
+
+def _built_without_record(pack: Pack) -> bool:
+    return any(i.startswith(OWN_KEY) for known in pack.identities.values() for i in known)
+
+
+def _misfit(pack: Pack, arches: Sequence[str], install: Install | None) -> str | None:
+    """Why nothing of a pack fits, None where something may."""
+    if shard := pack.manifest.get("shard"):
+        return f"is part {shard['index']} of {shard['of']} of a build, to be merged and not to be used"
+    if pack.arch not in arches:
+        here = f"this machine needs {', '.join(arches)}" if arches else "this machine has no ROCm GPU"
+        return f"kernels are for {pack.arch}, {here}"
+    if install is None:
+        return "FlyDSL is not installed"
+    if twice := ambiguity(install):
+        return twice
+    if install.version != pack.version:
+        version = install.version or "of an unknown version"
+        return f"kernels are for flydsl {pack.version}, installed is {version}"
+    if install.identity is None:
+        why = "was not installed from a wheel, and only one built with exactly it fits"
+        return f"flydsl {install.version} {why}"
+    if install.identity not in pack.identities.get(install.abi, ()):
+        if install.abi not in pack.identities:
+            have = ", ".join(sorted(pack.identities))
+            return f"kernels are for FlyDSL on {have}, this Python is {install.abi}"
+        known = ", ".join(i[:_SHORT] for i in pack.identities[install.abi])
+        why = f"is another build than the one the kernels were made for ({known}, not {install.identity[:_SHORT]})"
+        return f"flydsl {install.version} {why}"
+    return install.other_keys
+
+
+def other_code(pack: Pack, code: InstalledCode) -> OtherCode:
+    """The kernels of a pack whose source files are not those that are installed here.
+
+    A kernel of several packages counts for the first of them that differs or is absent.
+    """
+    found = OtherCode({}, {})
+    by_set: dict[tuple[int, ...] | None, tuple[str, list[str]] | None] = {None: None}
+    for kernel in pack.kernels:
+        if kernel.files not in by_set:
+            by_set[kernel.files] = _first_difference([pack.files[index] for index in kernel.files or ()], code)
+        if (difference := by_set[kernel.files]) is None:
+            continue
+        package, files = difference
+        if not files:
+            found.absent.setdefault(package, []).append(kernel)
+            continue
+        kernels, named = found.differing.setdefault(package, ([], []))
+        kernels.append(kernel)
+        named += [path for path in files if path not in named]
+    return found
+
+
+def _first_difference(files: Sequence[tuple[str, str]], code: InstalledCode) -> tuple[str, list[str]] | None:
+    """A package and which of its files are others here: none of them where it is not installed at all."""
+    wrong: dict[str, list[str]] = {}
+    for path, digest in dict.fromkeys(files):
+        package = package_of(path)
+        if not code.folders(package):
+            return package, []
+        if code.digest(path) != digest:
+            wrong.setdefault(package, []).append(path)
+    return next(iter(wrong.items()), None)
+
+
+def differences(pack: Pack, other: OtherCode, code: InstalledCode) -> list[str]:
+    """A line for each package whose code is another than the one that kernels were compiled from."""
+    lines = []
+    for package, (kernels, files) in other.differing.items():
+        distribution, theirs = pack.packages.get(package, (None, "unknown"))
+        folders = code.folders(package)
+        ours = installed_version(package, distribution, folders) or "of an unknown version"
+        where = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")
+        what = f"compiled from {package} {theirs}, installed is {package} {ours:.80} with other code ({where})"
+        named = _names([kernel.facts for kernel in kernels])
+        lines.append(f"{_count(len(kernels))} {'were' if len(kernels) > 1 else 'was'} {what}: {named}")
+    return lines
+
+
+def absences(other: OtherCode) -> list[str]:
+    """A line for each package that is not installed here and has kernels in a pack."""
+    return [
+        f"{_count(len(kernels))} of {package}, which is not installed here: {_names([k.facts for k in kernels])}"
+        for package, kernels in other.absent.items()
+    ]
+
+
+def code_notes(pack: Pack, code: InstalledCode) -> list[str]:
+    """What ``status`` says of the code that kernels were compiled from, beside the reasons of :func:`fit`."""
+    other = other_code(pack, code)
+    notes = absences(other)
+    if pack.generation == cache.ARTIFACT_KEY:
+        notes += [f"{line}; where that changes a kernel, its key differs" for line in differences(pack, other, code)]
+    if unbound := [kernel.facts for kernel in pack.kernels if kernel.files is None]:
+        what = "built by a release that does not record which code kernels are compiled from: not compared"
+        notes.append(f"{_count(len(unbound))} {what}")
+    return notes
 
 
 def lost(pack: Pack) -> list[str]:

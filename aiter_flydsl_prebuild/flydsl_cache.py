@@ -41,8 +41,8 @@ ARTIFACT_KEY = "artifact-key"
 _ARTIFACT_MODULE = "flydsl.compiler.jit_executor"
 _ARTIFACT_CLASS = "CompiledArtifact"
 
-# FlyDSL 0.5 compiler/jit_function.py, _flydsl_key_cached: the packages whose sources are hashed, in this order.
-_KEYED_PACKAGES = ("compiler", "expr", "extension", "runtime", "utils")
+# FlyDSL compiler/jit_function.py, _flydsl_key_cached, every release: the packages whose sources are hashed, in order.
+KEYED_PACKAGES = ("compiler", "expr", "extension", "runtime", "utils")
 
 # Read raw into the keys by every FlyDSL from 0.3.1 (compiler/jit_function.py, _CACHE_INVALIDATING_ENV_VARS); the ones
 # for tracing since 0.4.2. Kernels are built with all of them unset.
@@ -124,7 +124,7 @@ def toolchain_key(install: Install, bitcode: str) -> str:
 
         return str(_flydsl_key())
     contents: list[str] = []
-    for package in _KEYED_PACKAGES:
+    for package in KEYED_PACKAGES:
         sources = [p for p in record if p.startswith(f"flydsl/{package}/") and p.endswith(".py")]
         contents += [f"{p[7:]}:{record[p]}" for p in sorted(sources, key=lambda p: p.split("/"))]
     if "flydsl/__init__.py" not in record:
@@ -187,6 +187,11 @@ def entry_pieces(fields: dict[str, Any], ir_text: bytes) -> tuple[bytes, bytes, 
     body = pickle.dumps(dict(sorted(fields.items())), protocol=3)
     head = b"\x80\x04c" + f"{_ARTIFACT_MODULE}\n{_ARTIFACT_CLASS}\n".encode() + b")\x81"
     return head + body[2:-1] + b"X\7\0\0\0ir_textX" + len(ir_text).to_bytes(4, "little"), ir_text, b"sb."
+
+
+def entry_size(fields: dict[str, Any], text_size: int) -> int:
+    """How many bytes :func:`entry_pieces` makes of a text of that many bytes."""
+    return sum(map(len, entry_pieces(fields, b""))) + text_size
 
 
 def decode_entry(data: bytes) -> Entry:

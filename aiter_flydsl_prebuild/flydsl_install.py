@@ -10,19 +10,27 @@ import hashlib
 import json
 import os
 import sys
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from .discovery import flydsl_metadata, locate_flydsl
+from .flydsl_cache import KEYED_PACKAGES
+from .marker import UncertainError, states
 
 OWN_KEY = "key:"
 """What the identity of a FlyDSL without a RECORD begins with."""
+
+_NAMED = 3
+"""As many files as a message names."""
 
 
 class Install(NamedTuple):
     """An installed FlyDSL.
 
     ``identity`` is None where the installation has no usable RECORD (a source build, an editable install).
-    ``record`` maps a file's path below ``root`` to its sha256 in hex.
+    ``record`` maps a file's path below ``root`` to its sha256 in hex. ``altered`` are the files that are known not to
+    be as the record says (:func:`checked`), and ``states`` what :func:`marker.unchanged` asks to know that all that was
+    looked at still is as it was; None where that cannot be told.
     """
 
     root: str
@@ -30,6 +38,25 @@ class Install(NamedTuple):
     abi: str
     identity: str | None
     record: dict[str, str]
+    altered: tuple[str, ...] = ()
+    states: str | None = None
+
+    @property
+    def damage(self) -> str | None:
+        """That files were changed after the installation, in one line; None where none is known to be."""
+        return self._changed(self.altered)
+
+    @property
+    def other_keys(self) -> str | None:
+        """:attr:`damage` to the files that FlyDSL hashes into its keys: with it, no prebuilt kernel is found."""
+        return self._changed([path for path in self.altered if _keyed(path)])
+
+    def _changed(self, files: Sequence[str]) -> str | None:
+        if not files:
+            return None
+        named = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")
+        how = f"pip install --force-reinstall --no-deps flydsl=={self.version}"
+        return f"flydsl {self.version} was changed after it was installed ({named}); {how}"
 
 
 def interpreter_abi() -> str:
@@ -87,6 +114,55 @@ def ambiguity(install: Install) -> str | None:
         return None
     what = f"{install.root} holds the metadata of several FlyDSLs ({', '.join(sorted(names))})"
     return f"{what}: run 'pip uninstall flydsl' until none is left, and install the one that is wanted"
+
+
+def checked(install: Install, scope: Literal["keyed", "sources", "all"] = "sources") -> Install:
+    """The same installation with what was altered in it: its files against its RECORD.
+
+    FlyDSL's keys hold the bytes of its sources, so that with a changed one nothing is found, whatever RECORD says. A
+    source that RECORD does not list counts where FlyDSL hashes it.
+
+    :param scope: the sources that enter keys (2 ms), all sources (5 ms), or the native libraries and all else as well
+        (a second).
+    """
+    if "flydsl/__init__.py" not in install.record:
+        return install
+    wanted = [path for path in install.record if scope == "all" or path.endswith(".py")]
+    if scope == "keyed":
+        wanted = [path for path in wanted if _keyed(path)]
+    folders = [folder for name in KEYED_PACKAGES for folder in _folders(os.path.join(install.root, "flydsl", name))]
+    try:
+        # Before they are read: a file that changes meanwhile is then one that changed since.
+        known = states([*folders, *(os.path.join(install.root, path) for path in wanted)])
+    except (OSError, UncertainError):
+        known = None
+    found = [path for path in wanted if not _as_recorded(install, path)]
+    for folder in folders:
+        below = os.path.relpath(folder, install.root)
+        names = (f"{below}/{name}" for name in os.listdir(folder) if name.endswith(".py"))
+        found += [path for path in names if path not in install.record]
+    return install._replace(altered=tuple(sorted(found)), states=known)
+
+
+def _keyed(path: str) -> bool:
+    """Whether the bytes of a file of FlyDSL enter its keys."""
+    package, _, name = path.removeprefix("flydsl/").partition("/")
+    return path == "flydsl/__init__.py" or (package in KEYED_PACKAGES and name.endswith(".py"))
+
+
+def _folders(folder: str) -> list[str]:
+    return [path for path, _, _ in os.walk(folder) if os.path.basename(path) != "__pycache__"]
+
+
+def _as_recorded(install: Install, path: str) -> bool:
+    digest = hashlib.sha256()
+    try:
+        with open(os.path.join(install.root, path), "rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    except OSError:
+        return False
+    return digest.hexdigest() == install.record[path]
 
 
 def imported_install(install: Install) -> Install:

@@ -37,6 +37,7 @@ _HEADER = struct.Struct("<8s32s4Q")
 _MANIFEST_LIMIT = 32 << 20
 _PAYLOAD_LIMIT = 1 << 30
 _FIELDS_DEPTH = 8
+_PATH_LIMIT = 400
 
 _LAUNCHER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 _CALL_PATH = re.compile(r"[A-Za-z0-9_]{1,240}/[A-Za-z0-9_.-]{1,200}\.pkl")
@@ -74,12 +75,17 @@ class PackedEntry(NamedTuple):
 
 
 class PackedKernel(NamedTuple):
-    """One kernel: ``facts`` are its part of the manifest, ``bitcode`` is what it linked or None."""
+    """One kernel: ``facts`` are its part of the manifest, ``bitcode`` is what it linked or None.
+
+    ``files`` are the source files that it was made from, as indices into :attr:`Pack.files`; None in a pack that does
+    not say.
+    """
 
     name: str
     facts: dict[str, Any]
     bitcode: str | None
     entries: tuple[PackedEntry, ...]
+    files: tuple[int, ...] | None
 
 
 def zstd() -> Any:
@@ -143,6 +149,8 @@ class Pack:
 
     Opening costs reading the file, one sha256 over it and unpacking the manifest; payloads are unpacked when asked for.
     ``data`` is the file's content where it is in memory already; ``path`` is then a name for messages.
+    ``files`` are the source files of its kernels, path and sha256; ``packages`` maps each package they are in to the
+    distribution's name (None where it was not known) and version.
     """
 
     def __init__(self, path: str, data: bytes | None = None) -> None:
@@ -175,7 +183,10 @@ class Pack:
                 raise ValueError(f"cache generation {self.generation} is not known")
             if not isinstance(manifest["source"], dict):
                 raise ValueError("no source")
-            self.kernels = tuple(_check_kernel(kernel, len(self._payloads)) for kernel in manifest["kernels"])
+            self.files = _check_files(manifest.get("files", []))
+            sets = _check_file_sets(manifest.get("file_sets", []), len(self.files))
+            self.packages = _check_packages(manifest["source"].get("packages", {}))
+            self.kernels = tuple(_check_kernel(kernel, len(self._payloads), sets) for kernel in manifest["kernels"])
             _check_paths(self.kernels)
             if (shard := manifest.get("shard")) and not all(type(shard[key]) is int for key in ("index", "of")):
                 raise ValueError("it says that it is a part, and not which")
@@ -209,6 +220,10 @@ class Pack:
             except UnicodeDecodeError as error:
                 raise PackError(f"{self.path}: payload {index} is not text") from error
             yield payload
+
+    def payload_size(self, entry: PackedEntry) -> int:
+        """How many bytes an entry's text has, without unpacking it."""
+        return self._payloads[entry.payload][1]
 
     def entries(self, kernel: PackedKernel, texts: list[str]) -> list[Entry]:
         """The cache entries of a kernel, given the texts of :meth:`payloads`."""
@@ -274,7 +289,30 @@ def _check_payloads(payloads: list[dict[str, Any]], total: int) -> list[tuple[in
     return checked
 
 
-def _check_kernel(kernel: dict[str, Any], payloads: int) -> PackedKernel:
+def _check_files(files: list[Any]) -> tuple[tuple[str, str], ...]:
+    for path, digest in files:
+        # Below an installed package, or one of its files alone; what is printed must not forge lines of a log.
+        plain = path.isprintable() and not {"", ".", ".."} & set(path.split("/"))
+        if not plain or len(path) > _PATH_LIMIT or not _HEX.fullmatch(digest):
+            raise ValueError(f"source file {path!r:.80} is not well-formed")
+    return tuple((path, digest) for path, digest in files)
+
+
+def _check_file_sets(sets: list[list[int]], files: int) -> list[tuple[int, ...]]:
+    if not all(type(index) is int and 0 <= index < files for one in sets for index in one):
+        raise ValueError("a set of source files is not well-formed")
+    return [tuple(one) for one in sets]
+
+
+def _check_packages(packages: dict[str, dict[str, Any]]) -> dict[str, tuple[str | None, str]]:
+    checked = {}
+    for name, facts in packages.items():
+        distribution = facts.get("distribution")
+        checked[_word(name)] = None if distribution is None else _word(distribution), _word(facts["version"])
+    return checked
+
+
+def _check_kernel(kernel: dict[str, Any], payloads: int, sets: list[tuple[int, ...]]) -> PackedKernel:
     name, bitcode = kernel["name"], kernel["bitcode"]
     if not isinstance(name, str) or not (bitcode is None or _HEX.fullmatch(bitcode)):
         raise ValueError(f"kernel {name!r:.80} is not well-formed")
@@ -301,7 +339,10 @@ def _check_kernel(kernel: dict[str, Any], payloads: int) -> PackedKernel:
         entries.append(packed)
     if not entries:
         raise ValueError(f"kernel {name!r:.80} has no entries")
-    return PackedKernel(name, kernel, bitcode, tuple(entries))
+    which = kernel.get("files")
+    if which is not None and not (type(which) is int and 0 <= which < len(sets)):
+        raise ValueError(f"kernel {name!r:.80} names source files that are not listed")
+    return PackedKernel(name, kernel, bitcode, tuple(entries), None if which is None else sets[which])
 
 
 def _check_missing(kernel: dict[str, Any]) -> dict[str, Any]:

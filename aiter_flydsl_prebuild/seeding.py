@@ -2,9 +2,10 @@
 
     packs on sys.path ──▶ what fits (fitting.py) ──▶ files in FlyDSL's cache folder (places.py) ──▶ a stamp
 
-A stamp in the cache folder remembers what was done for a pack under the FlyDSL and ROCm at hand, and a marker that all
-was done (marker.py), so that a second start costs a few stats and one listing. Files appear under their final names
-whole or not at all: each is written beside its place and renamed. Two processes that seed at once write the same bytes;
+A stamp in the cache folder remembers what was done for a pack under the FlyDSL and ROCm at hand, which it knows by
+their content: it holds in every container of an image. A marker remembers that all was done, by states of files
+(marker.py), so that a second start on the same machine costs a stat a file. Files appear under their final names whole
+or not at all: each is written beside its place and renamed. Two processes that seed at once write the same bytes;
 neither waits for the other, and FlyDSL's lock files are left alone.
 """
 
@@ -15,11 +16,13 @@ import errno
 import hashlib
 import json
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from . import flydsl_cache as cache
+from .binding import InstalledCode
 from .discovery import (
     CACHE_VARIABLE,
     MODE_VARIABLE,
@@ -27,7 +30,6 @@ from .discovery import (
     STAMPS,
     TEMPORARY,
     bundled_folder,
-    fingerprint,
     folder_in_use,
     look_for_packs,
     mode_of,
@@ -35,8 +37,8 @@ from .discovery import (
 )
 from .errors import CheckError, InputError, PrebuildError
 from .fitting import Placement, fit, other_units, tokens_of
-from .flydsl_install import Install, read_install
-from .marker import in_place, marker_path, marker_text
+from .flydsl_install import Install, checked, read_install
+from .marker import UncertainError, flydsl_state, gpus, in_place, marker_head, marker_path, marker_text
 from .pack import Pack, read_header
 from .places import Place, cautions, defeated, doubts, make_private, passed_over, places, refusal, refused
 from .report import PackReport, SeedReport, announce, covered
@@ -45,7 +47,7 @@ from .target import Target, read_target
 Pieces = Sequence[bytes]
 """The content of a file, end to end."""
 
-_STAMP_FORMAT = "3"
+_STAMP_FORMAT = "4"
 _STALE_SECONDS = 3600.0
 _TRIES = 5
 """How often a file is written that somebody deletes meanwhile."""
@@ -91,9 +93,11 @@ def seed(
             if paths or bundled:
                 named = [Place(cache_dir, announce=False, chosen=True)] if cache_dir is not None else None
                 tries = named or places(variables, bundled)
-                outcome = _seed_somewhere(tries, paths, bundled, target, variables)
+                outcome = _seed_somewhere(tries, paths, bundled, _Machine(target, variables, strict), variables)
             if strict and not paths:
                 outcome.problems.append("no pack of kernels is installed")
+            if strict:
+                outcome.problems += outcome.notes
             outcome.problems += empty
     except Exception as error:  # The host program's start is worth more than any kernel.
         outcome.problems.append(f"kernels were not seeded: {type(error).__name__}: {error}")
@@ -123,6 +127,7 @@ class _Outcome:
         self.packs: list[PackReport] = []
         self.bundled = 0
         self.problems: list[str] = []
+        self.notes: list[str] = []
 
     @property
     def kernels(self) -> int:
@@ -147,7 +152,7 @@ def _mode(mode: str | None, environ: Mapping[str, str], wrong: list[str]) -> str
 
 
 def _seed_somewhere(
-    tries: list[Place], paths: list[str], bundled: str | None, target: Target, environ: Mapping[str, str]
+    tries: list[Place], paths: list[str], bundled: str | None, machine: _Machine, environ: Mapping[str, str]
 ) -> _Outcome:
     """Seed the first of the folders that takes it; one that is read-only or full is passed over, with one line."""
     outcome = _Outcome()
@@ -155,7 +160,7 @@ def _seed_somewhere(
         outcome.problems.append(f"prebuilt kernels are not used: {why}")
         return outcome
     outcome.problems += cautions(environ)
-    machine = _Machine(target, environ)
+    head = _head(paths, bundled, machine.target, environ)
     refusals: list[str] = []
     for place in tries:
         if why := refusal(place):
@@ -163,72 +168,121 @@ def _seed_somewhere(
             continue
         try:
             done, problems = _seed_packs(paths, place.folder, machine)
-            copied, copies = _copy_bundled(bundled, place.folder) if bundled else (0, [])
+            files = {path: size for one in done for path, size in one.files.items()}
+            copied, copies = _copy_bundled(bundled, place.folder, files) if bundled else (0, {})
         except OSError as error:
             refusals.append(refused(place.folder, error))
             continue
         outcome.place, outcome.packs, outcome.bundled = place, [one.report for one in done], copied
         outcome.problems += problems + doubts(place.folder)
-        if (outcome.kernels or copies) and not outcome.problems and not refusals:
-            files = [*copies, *(path for one in done for path in one.files)]
-            text = marker_text(outcome.packs, files, bundled, target, dict(environ))
-            _mark(place.folder, text)
+        install, _ = machine.read()
+        if machine.strict and install is not None and install.damage and not install.other_keys:
+            outcome.problems.append(install.damage)
+        outcome.notes = [f"{os.path.basename(one.report.path)}: {note}" for one in done for note in one.notes]
+        if (outcome.kernels or copies) and not outcome.problems and not outcome.notes and not refusals:
+            _mark(place.folder, head, done, {**copies, **files}, machine)
         break
     read = tries[0].folder if tries[0].chosen else folder_in_use(environ)
     outcome.problems += passed_over(refusals, outcome.place, read, probe=True)
     return outcome
 
 
-def _mark(folder: str, text: str | None) -> None:
+def _head(paths: list[str], bundled: str | None, target: Target, environ: Mapping[str, str]) -> str | None:
+    """The head of the marker, made before anything of what it speaks of is read; None where there can be no marker."""
+    try:
+        return marker_head(paths, bundled, target, environ)
+    except (OSError, UncertainError):
+        return None
+
+
+def _mark(folder: str, head: str | None, done: list[_Seeded], files: Mapping[str, int], machine: _Machine) -> None:
     """Leave word for the next process that all is in place; without it that one only looks longer."""
+    if head is None:
+        return
+    try:
+        code = machine.code.states(path for one in done for path in one.code)
+    except UncertainError:
+        return
+    install, _ = machine.read()
+    # Only strict mode looks at all of FlyDSL's sources, and asks for them.
+    sources = "" if install is None or not install.record else install.states if machine.strict else None
+    text = marker_text(head, [one.report for one in done], files, code, sources)
     if text is None:
         return
     stamps = os.path.join(folder, STAMPS)
     with contextlib.suppress(OSError):
         make_private(stamps)
         _sweep(stamps, os.listdir(stamps))
-        publish(marker_path(folder), text.encode())
+        publish(marker_path(folder), text.encode(errors="surrogateescape"))
 
 
 class _Seeded(NamedTuple):
-    """A pack that was seeded, with the paths of its files below the cache root."""
+    """A pack that was seeded: its files by path below the cache root with their sizes, and what they depend on.
+
+    ``code`` maps the source files that its kernels are bound to to their sha256 here, None for one that is not there.
+    """
 
     report: PackReport
-    files: list[str]
+    files: dict[str, int]
+    code: dict[str, str | None]
+    notes: list[str]
 
 
 class _Machine:
-    """What decides the fit of a pack, read when first needed: a start that finds its stamps needs little of it."""
+    """What decides the fit of a pack, read when first needed."""
 
-    def __init__(self, target: Target, environ: Mapping[str, str]) -> None:
+    def __init__(self, target: Target, environ: Mapping[str, str], strict: bool = False) -> None:
         self.target = target
+        self.strict = strict
+        self.code = InstalledCode()
         self._root = rocm_root(environ)
         self._read: tuple[Install | None, str] | None = None
-        self._token = f"{_STAMP_FORMAT}\n{fingerprint(target, environ)}"
+        self._token: str | None = None
 
     def read(self) -> tuple[Install | None, str]:
-        """The FlyDSL at hand and the digest of the device bitcode."""
+        """The FlyDSL at hand, compared with its RECORD, and the digest of the device bitcode."""
         if self._read is None:
-            self._read = read_install(), cache.bitcode_digest(self._root)
+            install = read_install()
+            if install is not None:
+                install = checked(install, "sources" if self.strict else "keyed")
+            self._read = install, cache.bitcode_digest(self._root)
         return self._read
 
     def stamp(self, folder: str, pack_id: str) -> str:
         """The path of the stamp for a pack on this machine."""
+        if self._token is None:
+            self._token = self._make_token()
         name = hashlib.sha256(f"{pack_id}\n{self._token}".encode()).hexdigest()[:32]
         return os.path.join(folder, STAMPS, f"{name}.json")
+
+    def _make_token(self) -> str:
+        install, bitcode = self.read()
+        if install is None:
+            flydsl = ""
+        elif install.identity is not None:
+            flydsl = "\n".join((install.version, install.identity, *install.altered))
+        else:
+            try:
+                flydsl = hashlib.sha256(flydsl_state().encode()).hexdigest()
+            except (OSError, UncertainError):
+                flydsl = os.urandom(16).hex()  # it cannot be told from another
+        python = sys.implementation.cache_tag or sys.version
+        return "\n".join([_STAMP_FORMAT, python, *gpus(self.target), flydsl, bitcode])
 
 
 def _seed_packs(paths: list[str], folder: str, machine: _Machine) -> tuple[list[_Seeded], list[str]]:
     done: list[_Seeded] = []
     broken: list[str] = []
     stamps: dict[str, bytes] = {}
+    taken: dict[str, int] = {}
     for path in paths:
         try:
             stamp = machine.stamp(folder, read_header(path).pack_id)
-            seeded = _read_stamp(stamp, path, folder)
+            seeded = _read_stamp(stamp, path, folder, machine.code)
             if seeded is None:
-                seeded, stamps[stamp] = _seed_pack(path, machine, folder)
+                seeded, stamps[stamp] = _seed_pack(path, machine, folder, taken)
             done.append(seeded)
+            taken.update(seeded.files)
         except PrebuildError as error:
             broken.append(str(error))
     reports = [one.report for one in done]
@@ -243,27 +297,35 @@ def _seed_packs(paths: list[str], folder: str, machine: _Machine) -> tuple[list[
     return done, broken + lines
 
 
-def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, bytes]:
-    """Write what fits of a pack; returns the report, and the stamp's content."""
+def _seed_pack(path: str, machine: _Machine, folder: str, taken: Mapping[str, int]) -> tuple[_Seeded, bytes]:
+    """Write what fits of a pack; returns the report, and the stamp's content.
+
+    :param taken: files of the packs before this one. The same kernel may be in two packs in two forms (another
+        linker's): the first one stays, else they would replace each other at every start.
+    """
     pack = Pack(path)
     install, bitcode = machine.read()
-    fitting = fit(pack, machine.target.arches, install, bitcode)
+    fitting = fit(pack, machine.target.arches, install, bitcode, machine.code)
     reasons = fitting.reasons
     if fitting.kernels:
         reasons = [*reasons, *other_units(pack, machine.target.units.get(pack.arch, ()))]
-    files = [placement.path for placement in fitting.placements]
-    written = 0
-    if files:
-        users: dict[int, list[Placement]] = {}
-        for placement in fitting.placements:
+    files = {placement.path: taken[placement.path] for placement in fitting.placements if placement.path in taken}
+    users: dict[int, list[Placement]] = {}
+    for placement in fitting.placements:
+        if placement.path not in files:
             users.setdefault(placement.entry.payload, []).append(placement)
+    written = 0
+    if users:
 
         def contents() -> Iterator[tuple[str, Pieces]]:
             for index, text in enumerate(pack.raw_payloads()):
                 for placement in users.get(index, ()):
                     yield placement.path, cache.entry_pieces(placement.entry.fields, text)
 
-        written = _write_all(folder, files, contents)
+        written, sizes = _write_all(folder, [one.path for some in users.values() for one in some], contents)
+        files.update(sizes)
+    bound = pack.files if pack.generation == cache.CALL_KEY else ()
+    code = {name: machine.code.digest(name) for name, _ in bound}
     record = {
         "pack": path,
         "pack_id": pack.header.pack_id,
@@ -271,15 +333,21 @@ def _seed_pack(path: str, machine: _Machine, folder: str) -> tuple[_Seeded, byte
         "version": pack.version,
         "kernels": fitting.kernels,
         "reasons": reasons,
+        "notes": fitting.notes,
         "tokens": tokens_of(pack),
         "files": files,
+        "code": code,
     }
     report = PackReport(path, pack.arch, pack.version, fitting.kernels, written, reasons, tokens_of(pack))
-    return _Seeded(report, files), json.dumps(record).encode()
+    return _Seeded(report, files, code, fitting.notes), json.dumps(record).encode()
 
 
-def _write_all(folder: str, files: list[str], contents: Callable[[], Iterable[tuple[str, Pieces]]]) -> int:
-    """Have all of ``files`` in place below a folder, each with what ``contents`` gives; returns how many were written.
+def _write_all(
+    folder: str, files: Collection[str], contents: Callable[[], Iterable[tuple[str, Pieces]]]
+) -> tuple[int, dict[str, int]]:
+    """Have all of ``files`` in place below a folder, each with what ``contents`` gives.
+
+    Returns how many were written, and the size of each.
 
     :raises PrebuildError: from ``contents``; then nothing that was written stays.
     :raises OSError: the folder does not take them, or does not keep them.
@@ -290,6 +358,7 @@ def _write_all(folder: str, files: list[str], contents: Callable[[], Iterable[tu
         make_private(folder)
         _sweep(folder, os.listdir(folder))
         homes: dict[str, _Home] = {}
+        sizes = dict.fromkeys(files, -1)
         # What somebody deletes meanwhile is written again.
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
             for launcher in launchers:
@@ -297,9 +366,10 @@ def _write_all(folder: str, files: list[str], contents: Callable[[], Iterable[tu
             for path, pieces in contents():
                 launcher, name = path.split("/")
                 homes[launcher].put(name, pieces)
+                sizes[path] = sum(map(len, pieces))
         written += sum(len(home.written) for home in homes.values())
-        if not _missing(folder, files):
-            return written
+        if not _missing(folder, sizes):
+            return written, sizes
     raise OSError(errno.ENOENT, "files vanish as they are written", folder)
 
 
@@ -355,30 +425,36 @@ class _Home:
                 _remove(os.path.join(self._final, name))
 
 
-def _missing(folder: str, files: Iterable[str]) -> set[str]:
-    """Which of ``files`` are not there."""
-    wanted = set(files)
-    for launcher in {os.path.dirname(path) for path in wanted}:
-        with contextlib.suppress(OSError):
-            wanted.difference_update(f"{launcher}/{name}" for name in os.listdir(os.path.join(folder, launcher)))
-    return wanted
+def _missing(folder: str, files: Mapping[str, int]) -> list[str]:
+    """Which of ``files`` are not there with the size that they should have."""
+    return [path for path, size in files.items() if _size(os.path.join(folder, path)) != size]
 
 
-def _copy_bundled(bundled: str, folder: str) -> tuple[int, list[str]]:
-    """Copy the entries of a folder laid out as FlyDSL's cache that are not here yet.
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
-    Returns how many were copied, and all that are there to be copied.
+
+def _copy_bundled(bundled: str, folder: str, taken: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+    """Copy the entries of a folder laid out as FlyDSL's cache that are not here yet, or have another size here.
+
+    Returns how many were copied, and all that are there to be copied, with their sizes.
+
+    :param taken: files of packs, which come first.
     """
     if os.path.realpath(folder) == bundled:
-        return 0, []
-    files = [
-        f"{launcher}/{name}"
+        return 0, {}
+    files = {
+        path: size
         for launcher in _listed(bundled)
         if not launcher.startswith(".")
         for name in _listed(os.path.join(bundled, launcher))
         # FlyDSL writes entries for their owner alone.
         if name.endswith(".pkl") and os.access(os.path.join(bundled, launcher, name), os.R_OK)
-    ]
+        if (path := f"{launcher}/{name}") not in taken and (size := _size(os.path.join(bundled, path))) is not None
+    }
     absent = sorted(_missing(folder, files))
 
     def contents() -> Iterator[tuple[str, Pieces]]:
@@ -386,7 +462,7 @@ def _copy_bundled(bundled: str, folder: str) -> tuple[int, list[str]]:
             with open(os.path.join(bundled, path), "rb") as file:
                 yield path, (file.read(),)
 
-    return _write_all(folder, absent, contents) if absent else 0, files
+    return _write_all(folder, absent, contents)[0] if absent else 0, files
 
 
 def _listed(folder: str) -> list[str]:
@@ -523,25 +599,28 @@ def _sweep(folder: str, names: Iterable[str]) -> None:
                     _remove_folder(path) if os.path.isdir(path) else os.unlink(path)
 
 
-def _read_stamp(stamp: str, path: str, folder: str) -> _Seeded | None:
-    """What the stamp remembers, if every file it names is still there and can be locked."""
+def _read_stamp(stamp: str, path: str, folder: str, code: InstalledCode) -> _Seeded | None:
+    """What the stamp remembers, if every file it names is still there, of the same size, and can be locked."""
     try:
         with open(stamp, encoding="utf-8") as file:
             record = json.load(file)
+        bound = record["code"]
+        if any(code.digest(name) != digest for name, digest in bound.items()):
+            return None
         files = record["files"]
-        listed: dict[str, set[str]] = {}
-        for name in files:
+        listed: dict[str, dict[str, int]] = {}
+        for name, size in files.items():
             launcher, entry = name.split("/")
-            listed.setdefault(launcher, set()).add(entry)
-        for launcher, names in listed.items():
+            listed.setdefault(launcher, {})[entry] = size
+        for launcher, sizes in listed.items():
             there = os.path.join(folder, launcher)
             present = os.listdir(there)
             _sweep(there, present)
-            readable = all(os.access(os.path.join(there, entry), os.R_OK) for entry in names)
-            if not readable or not in_place(there, present, names):
+            readable = all(os.access(os.path.join(there, entry), os.R_OK) for entry in sizes)
+            if not readable or not in_place(there, present, sizes, str([*sizes.values()])):
                 return None
         arch, version, kernels, reasons = (record[key] for key in ("arch", "version", "kernels", "reasons"))
         report = PackReport(path, arch, version, kernels, 0, reasons, record["tokens"])
-        return _Seeded(report, files)
+        return _Seeded(report, files, bound, record["notes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

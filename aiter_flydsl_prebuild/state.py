@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from . import flydsl_cache as cache
+from .binding import InstalledCode
 from .compute_units import serving
 from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, look_for_packs, rocm_root
 from .errors import PrebuildError
-from .fitting import fit, other_units, tokens_of
-from .flydsl_install import ambiguity, known_identities, read_install
+from .fitting import code_notes, fit, other_units, tokens_of
+from .flydsl_install import ambiguity, checked, known_identities, read_install
 from .pack import Pack
 from .places import cautions, choose, defeated, make_private
 from .seeding import publish
@@ -62,13 +63,18 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
     ``compute_units`` are those of the GPUs of each arch, where the driver tells; ``serving`` counts, for each number of
     them, the kernels that such a GPU calls, None where the pack does not tell; ``empty`` has a line for each place that
     was named and holds no pack. ``cache_dir`` is the folder that seeding takes, and ``cautions`` say what is wrong with
-    it, or with the settings; ``in_place`` counts kernels' files that are there; ``oldest`` is the age in seconds of the
-    oldest of them; ``first_calls`` is what ``warm`` measured here, None before.
+    it, or with the settings; ``in_place`` counts kernels' files that are there and of the right size; ``oldest`` is the
+    age in seconds of the oldest of them; ``reasons`` say what of a pack does not fit, ``notes`` what is worth knowing
+    of the code that it was compiled from; FlyDSL's ``damage`` says which of its sources are not as its RECORD says,
+    None where all are; ``first_calls`` is what ``warm`` measured here, None before.
     """
     target = read_target(environ)
     arches = target.arches
     packs, empty = look_for_packs(packages, environ)
     install = read_install()
+    if install is not None:
+        install = checked(install)
+    code = InstalledCode()
     bundled = bundled_folder()
     folder, problems, _ = choose(environ, bundled)
     bitcode = cache.bitcode_digest(rocm_root(environ))
@@ -93,6 +99,7 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
             "identity": install.identity,
             "released_wheel": install.identity in released,
             "problem": ambiguity(install),
+            "damage": install.damage,
         }
     for path in packs:
         try:
@@ -100,15 +107,17 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
         except PrebuildError as error:
             found["packs"].append({"path": path, "problem": str(error)})
             continue
-        fitting = fit(pack, arches, install, bitcode)
+        fitting = fit(pack, arches, install, bitcode, code)
         units = target.units.get(pack.arch, ())
         counted = serving(pack, units) if fitting.kernels else None
         times = []
         for placement in fitting.placements:
             try:
-                times.append(os.stat(os.path.join(folder, placement.path)).st_mtime)
+                there = os.stat(os.path.join(folder, placement.path))
             except OSError:
                 continue
+            if there.st_size == cache.entry_size(placement.entry.fields, pack.payload_size(placement.entry)):
+                times.append(there.st_mtime)
         found["packs"].append(
             {
                 "path": path,
@@ -121,6 +130,7 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
                 "in_place": len(times),
                 "oldest": round(time.time() - min(times), 1) if times else None,
                 "reasons": [*fitting.reasons, *(other_units(pack, units) if fitting.kernels else ())],
+                "notes": code_notes(pack, code),
                 "tokens": tokens_of(pack) or None,
                 "serving": None if counted is None else [one._asdict() for one in counted],
             }

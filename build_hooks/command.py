@@ -20,6 +20,7 @@ from aiter_flydsl_prebuild.errors import InputError, PrebuildError
 from aiter_flydsl_prebuild.flydsl_cache import python_tag
 from aiter_flydsl_prebuild.pack import Pack
 
+from .comparing import ProjectCode, compare
 from .config import HookConfig, read_config
 
 
@@ -59,6 +60,9 @@ class build_flydsl_kernels(Command):
             with scratch_folder("hook") as scratch:
                 pack = _unpacked(config.pack, scratch) if config.pack else self._build(config, scratch)
                 made = Pack(str(pack))
+                if config.pack:
+                    for line in compare(made, pack.name, ProjectCode(self._own_package)):
+                        self.warn(line)
                 self._tag = python_tag(made.generation, made.identities)
                 folder.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(pack, folder / pack.name)
@@ -107,6 +111,16 @@ class build_flydsl_kernels(Command):
             # An editable install imports the project where it is.
             return Path(self.get_finalized_command("build_py").get_package_dir(config.package), FOLDER)
         return Path(self.build_lib or "build/lib", *config.package.split("."), FOLDER)
+
+    def _own_package(self, name: str) -> Path | None:
+        """Where the project that is built has a top-level package or module, None where it has none of that name."""
+        places = []
+        if any(package.partition(".")[0] == name for package in self.distribution.packages or ()):
+            places.append(Path(self.get_finalized_command("build_py").get_package_dir(name)))
+        if self._config is not None:
+            places += [self._config.source_path / name, self._config.source_path / f"{name}.py"]
+        # A module is its file, a package its folder.
+        return next((place for place in places if place.is_dir() or place.is_file()), None)
 
     def _build(self, config: HookConfig, folder: Path) -> Path:
         # The build half is heavy, and most commands of a build never come here.

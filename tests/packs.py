@@ -62,12 +62,13 @@ def make_compiled(
     key: str | None = None,
     path: str | None = None,
     bitcode: str | None = None,
+    files: tuple[tuple[str, str], ...] = (),
 ) -> Compiled:
     """A compiled kernel of the 0.5 generation, or, with ``path``, of the older one."""
     artifact = None if path else key or hashlib.sha256(name.encode()).hexdigest()
     paths = ((interpreter_abi(), path),) if path else ()
     entry = CompiledEntry(artifact, paths, cache.Entry(text, dict(FIELDS)), ())
-    return Compiled(make_job(name), (entry,), bitcode)
+    return Compiled(make_job(name), (entry,), bitcode, files=files)
 
 
 CODE = CodeFacts(
@@ -113,8 +114,11 @@ def make_pack(
     flydsl: FlyDSL | None = None,
     arch: str = "gfx950",
     missing: Sequence[tuple[Job, str]] = (),
+    packages: dict[str, Any] | None = None,
     about: dict[str, Any] = ABOUT,
 ) -> Path:
+    if packages:
+        about = {**about, "source": {**about["source"], "packages": packages}}
     manifest, payloads = make_manifest(arch, flydsl or flydsl_here(), compiled, missing, about)
     write_pack(path, encode_pack(manifest, payloads))
     return path

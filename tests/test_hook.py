@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -212,6 +213,66 @@ def test_a_second_build_leaves_no_old_pack(tmp_path: Path, pack: Path) -> None:
     assert [name for name in names_in(project)[1] if name.endswith(".fkpack")] == [
         "their_server/flydsl_kernels/gfx950-other.fkpack"
     ]
+
+
+def bound_pack(root: Path, files: dict[str, Path], version: str) -> Path:
+    """A pack of two kernels, of which one is bound to these files (path in the pack, file here)."""
+    from packs import make_compiled, make_pack
+
+    bound = tuple((path, hashlib.sha256(file.read_bytes()).hexdigest()) for path, file in files.items())
+    packages = {path.split("/")[0]: {"distribution": "their-server", "version": version} for path in files}
+    kernels = [
+        make_compiled("bound", files=bound),
+        make_compiled("free", "module { 1 }", files=(("json/tool.py", TOOL),)),
+    ]
+    return make_pack(root / "k.fkpack", kernels, packages=packages)
+
+
+TOOL = hashlib.sha256(Path(json.__file__).with_name("tool.py").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("layout", ["flat", "src"])
+def test_a_pack_of_other_code_than_the_projects_stops_the_build(tmp_path: Path, layout: str) -> None:
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(tmp_path / 'k.fkpack'))}\n")
+    package = project / "their_server"
+    if layout == "src":
+        package = project / "src" / "their_server"
+        shutil.move(project / "their_server", package)
+        text = (project / "pyproject.toml").read_text()
+        (project / "pyproject.toml").write_text(
+            text.replace("[tool.setuptools]\n", '[tool.setuptools]\npackage-dir = {"" = "src"}\n')
+        )
+    (package / "kernels.py").write_text("# as it was\n")
+    bound_pack(tmp_path, {"their_server/kernels.py": package / "kernels.py"}, "0.9")
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    shutil.rmtree(project / "dist")
+    (package / "kernels.py").write_text("# changed\n")
+    run = pip_wheel(project, "--no-build-isolation")
+    assert run.returncode != 0
+    said = run.stdout + run.stderr
+    assert (
+        "k.fkpack: 1 of 2 kernels were compiled from their_server 0.9, this project has other code in their_server "
+        "(their_server/kernels.py)" in said
+    )
+    assert not list(project.rglob("*.whl"))
+
+
+def test_a_pack_of_other_code_than_what_is_installed_stops_the_build(tmp_path: Path) -> None:
+    site = tmp_path / "site" / "theirs"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text('__version__ = "2.0"\nraise ImportError\n')
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(tmp_path / 'k.fkpack'))}\n")
+    bound_pack(tmp_path, {"theirs/__init__.py": site / "__init__.py"}, "1.0")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    assert pip_wheel(project, "--no-build-isolation", environment=environment).returncode == 0
+    (site / "__init__.py").write_text('__version__ = "2.1"\nraise ImportError\n')
+    run = pip_wheel(project, "--no-build-isolation", environment=environment)
+    assert run.returncode != 0
+    line = "compiled from theirs 1.0, installed is theirs 2.1 with other code (theirs/__init__.py)"
+    assert line in run.stdout + run.stderr
+    run = pip_wheel(project, "--no-build-isolation", "-v")
+    assert run.returncode == 0
+    assert "theirs is not here, so that its code is not compared with that of 1 kernels" in run.stdout + run.stderr
 
 
 FAULTS = {

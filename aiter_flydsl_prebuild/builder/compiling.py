@@ -20,7 +20,15 @@ from typing import Any
 
 from .. import flydsl_cache as cache
 from ..errors import CheckError, PrebuildError
-from ..flydsl_install import Install, ambiguity, imported_install, interpreter_abi, known_identities, read_install
+from ..flydsl_install import (
+    Install,
+    ambiguity,
+    checked,
+    imported_install,
+    interpreter_abi,
+    known_identities,
+    read_install,
+)
 from ..sources import load_source
 from ..sources.base import Job
 from .codeobject import CodeFacts, code_facts
@@ -63,13 +71,15 @@ class CompiledEntry:
 class Compiled:
     """What a job gave. ``bitcode`` is the digest of the device bitcode that was linked, None where none was needed.
 
-    ``seconds`` is what compiling it took, wherever that was.
+    ``seconds`` is what compiling it took, wherever that was. ``files`` are the source files that it was made from
+    (:func:`.bound.files_of`); the builder adds them, and packs of older releases have none.
     """
 
     job: Job
     entries: tuple[CompiledEntry, ...]
     bitcode: str | None
     seconds: float = field(default=0.0, compare=False)
+    files: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,8 @@ class FlyDSL:
 def building_flydsl() -> FlyDSL:
     """The installed FlyDSL, if kernels can be built with it.
 
-    :raises CheckError: none, or one whose cache is not known here.
+    :raises CheckError: none, one whose cache is not known here, or one whose sources are not as its RECORD says: the
+        kernels would carry the release's name.
     """
     install = read_install()
     if install is None:
@@ -97,6 +108,8 @@ def building_flydsl() -> FlyDSL:
         raise CheckError(twice)
     if install.identity is None:
         install = imported_install(install)
+    elif damage := checked(install).damage:
+        raise CheckError(f"kernels built here would not be those of the release: {damage}")
     generation = cache.generation(install.version)
     if generation is None:
         raise CheckError(

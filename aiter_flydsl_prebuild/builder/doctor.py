@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO
 from .. import flydsl_cache
 from ..discovery import CACHE_VARIABLE, ROOT_VARIABLES, bundled_folder
 from ..errors import CheckError
-from ..flydsl_install import ambiguity, interpreter_abi, known_identities, read_install
+from ..flydsl_install import ambiguity, checked, interpreter_abi, known_identities, read_install
 from ..pack import zstd
 from ..places import choose, defeated
 from ..target import driver_arches
@@ -136,6 +136,8 @@ def _flydsl() -> Finding:
     if generation is None:
         advice = "use FlyDSL 0.3.1 to 0.4.2 or 0.5, or a version of this project that knows this FlyDSL"
         return Finding("FlyDSL", "missing", detail, advice)
+    if damage := checked(install, "all").damage:
+        return Finding("FlyDSL", "missing", f"{detail}: {damage.partition('; ')[0]}", damage.partition("; ")[2])
     known = known_identities().get(install.version, {}).get(install.abi, [])
     if install.identity not in known:
         advice = "kernels made here are used only where exactly this FlyDSL runs"

@@ -53,6 +53,7 @@ def make_manifest(
     kernels: list[dict[str, Any]] = []
     claimed: dict[str, tuple[str, str]] = {}
     conflicts: list[str] = []
+    bound: list[tuple[tuple[str, str], ...]] = []
     for kernel in sorted(compiled, key=lambda c: _order(c.job)):
         entries = []
         for entry in sorted(kernel.entries, key=lambda e: (e.launcher, e.names)):
@@ -68,6 +69,7 @@ def make_manifest(
                     )
             entries.append((entry, digest))
         kernels.append(_kernel_json(kernel, entries))
+        bound.append(kernel.files)
     if conflicts:
         raise CheckError("one of these would run in place of the other:\n" + "\n".join(conflicts))
 
@@ -90,10 +92,22 @@ def make_manifest(
         "missing": [
             {**_job_json(job), "reason": reason} for job, reason in sorted(missing, key=lambda pair: _order(pair[0]))
         ],
+        **_bind(kernels, bound),
         "kernels": kernels,
         "payloads": places,
     }
     return manifest, list(payloads.values())
+
+
+def _bind(kernels: list[dict[str, Any]], bound: list[tuple[tuple[str, str], ...]]) -> dict[str, Any]:
+    """Have each kernel name its source files: a set of them, by its place in a list; most kernels share theirs."""
+    files = sorted({file for some in bound for file in some})
+    place = {file: index for index, file in enumerate(files)}
+    sets = sorted({tuple(sorted({place[file] for file in some})) for some in bound if some})
+    for kernel, some in zip(kernels, bound, strict=True):
+        if some:
+            kernel["files"] = sets.index(tuple(sorted({place[file] for file in some})))
+    return {"files": [list(file) for file in files], "file_sets": [list(one) for one in sets]}
 
 
 def write_pack(path: Path, data: bytes) -> None:
@@ -144,7 +158,8 @@ def unpacked(pack: Pack) -> Iterator[Compiled]:
         seconds = float(pack.manifest.get("seconds", 0.0))
         for kernel in pack.kernels:
             entries = tuple(_entry(facts, texts) for facts in kernel.facts["entries"])
-            yield Compiled(job_of(pack, kernel.facts), entries, kernel.bitcode, seconds)
+            files = tuple(pack.files[index] for index in kernel.files or ())
+            yield Compiled(job_of(pack, kernel.facts), entries, kernel.bitcode, seconds, files)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"{pack.path}: broken manifest: {type(error).__name__}: {error}") from error
 

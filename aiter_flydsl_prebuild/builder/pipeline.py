@@ -19,6 +19,7 @@ from ..flydsl_install import read_install
 from ..pack import Pack, PackError, read_header, zstd
 from ..sources import load_source
 from ..sources.base import Job, LeftOut, Options, Source
+from .bound import describe_packages, files_of
 from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
 from .digests import compiling_code, digest, own_code
 from .gates import Gates, refusal
@@ -125,7 +126,9 @@ def build_pack(
     flydsl = building_flydsl()
     toolchain = find_toolchain()
     plan = make_plan(request, store)
-    about = describe(request, plan, toolchain)
+    # Before anything is compiled: what changes meanwhile is then other code than the pack says.
+    files = {job: files_of(plan.source, job) for job in plan.jobs}
+    about = describe(request, plan, toolchain, describe_packages(plan.source, files.values()))
     jobs = plan.jobs
     if request.shard is not None:
         jobs, about["shard"] = _part(plan, request.shard)
@@ -148,6 +151,7 @@ def build_pack(
     compile_seconds = time.perf_counter() - started
     failed = [(o.job.job, _reason(o)) for o in outcomes if not o.ok]
     compiled = [*recalled.values(), *(o.result for o in outcomes if o.result is not None)]
+    compiled = [replace(kernel, files=files[kernel.job]) for kernel in compiled]
     seconds_of = {kernel.job.label: round(kernel.seconds, 4) for kernel in compiled}
     manifest, payloads = make_manifest(request.arch, flydsl, compiled, failed, about)
     if failed and (not request.keep_going or len(failed) == len(jobs)):
@@ -319,12 +323,17 @@ def _compile_elsewhere(
     )
 
 
-def describe(request: BuildRequest, plan: Plan, toolchain: Toolchain) -> dict[str, Any]:
-    """What the manifest says of the whole pack, beside its kernels."""
+def describe(
+    request: BuildRequest, plan: Plan, toolchain: Toolchain, packages: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """What the manifest says of the whole pack, beside its kernels.
+
+    :param packages: :func:`.bound.describe_packages`.
+    """
     fingerprint = toolchain.fingerprint
     reach = to_json(plan.reach)
     return {
-        "source": {"name": plan.source.name, **plan.source.identity()},
+        "source": {"name": plan.source.name, **plan.source.identity(), "packages": packages},
         "toolchain": {"linker": fingerprint.linker, "bitcode": fingerprint.bitcode},
         "plan": {
             "tokens": list(request.tokens),

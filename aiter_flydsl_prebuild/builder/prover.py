@@ -23,7 +23,7 @@ from .. import flydsl_cache as cache
 from ..discovery import find_packs, rocm_root
 from ..errors import PrebuildError
 from ..fitting import Placement, fit, lost
-from ..flydsl_install import read_install
+from ..flydsl_install import checked, read_install
 from ..pack import Pack, PackedKernel
 from ..seeding import seed
 from ..sources import load_source
@@ -63,6 +63,10 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
     started = time.perf_counter()
     root = Path(os.environ["FLYDSL_RUNTIME_CACHE_DIR"])
     problems = [] if request["cold"] else _seed(request)
+    install = read_install()
+    if install is not None and (damage := checked(install, "all").damage):
+        # Altered sources are what seeding found wrong already.
+        problems += [damage] if not any(damage in line for line in problems) else []
     packs = _readable(request["packs"])
     seeded = _cached_files(root)
 

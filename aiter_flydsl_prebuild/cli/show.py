@@ -296,7 +296,7 @@ def state(found: dict[str, Any]) -> None:
         print(f"flydsl  {flydsl['version'] + ' on ' + flydsl['abi'] + known if flydsl else 'not installed'}")
     print(f"cache   {found['cache_dir']}")
     print(f"mode    {found['mode']}")
-    for note in [found["defeated_by"], *found["cautions"], *found["empty"]]:
+    for note in [flydsl and flydsl["damage"], found["defeated_by"], *found["cautions"], *found["empty"]]:
         if note:
             print(f"note    {note}")
     if (first := found["first_calls"]) is not None:
@@ -322,5 +322,5 @@ def state(found: dict[str, Any]) -> None:
         )
         for one in pack["serving"] or ():
             print(f"        {one['kernels']} serve a GPU with {one['cu_num']} compute units")
-        for reason in pack["reasons"]:
-            print(f"        {reason}")
+        for line in [*pack["reasons"], *pack["notes"]]:
+            print(f"        {line}")

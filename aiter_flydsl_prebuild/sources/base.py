@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +18,8 @@ from ..pack import Pack
 
 if TYPE_CHECKING:
     from ..builder.doctor import Finding
+
+_OWN = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,26 @@ class Source(ABC):
         """
         return {"code": self.identity()["digest"], "options": self.options.to_json(), "arguments": job.arguments}
 
+    distribution: str | None = None
+    """The name of the distribution that :attr:`package` comes in, where the installed metadata may not tell."""
+
+    @property
+    def package(self) -> str:
+        """The top-level package whose :meth:`identity` this is: by default the one that the source's class is in."""
+        return type(self).__module__.partition(".")[0]
+
+    def bound_files(self, job: Job) -> dict[str, Path]:
+        """The source files that decide what compiling ``job`` gives, by their paths below the import system's folders.
+
+        ``theirs/kernels/gemm.py`` for the module ``theirs.kernels.gemm``. The manifest records their digests, and
+        where FlyDSL's keys do not hold them (up to 0.4.2), a kernel is used only with exactly these files installed:
+        too many leave kernels out needlessly, too few let a stale one be used. Files of several packages may be named.
+
+        By default all Python files of the packages that the source's classes are in, sub-packages included, and of a
+        class in a top-level module that module. This project's own classes are not counted.
+        """
+        return dict(_files_of_classes(type(self)))
+
     def cost(self, job: Job) -> float:
         """What compiling ``job`` takes, against its other jobs: only the balance of a build's parts hangs on it.
 
@@ -222,3 +246,21 @@ def merge_ranges(ranges: Sequence[Range]) -> tuple[Range, ...]:
         else:
             merged.append((first, last))
     return tuple(merged)
+
+
+@functools.cache
+def _files_of_classes(source: type) -> dict[str, Path]:
+    """The files of :meth:`Source.bound_files`' default."""
+    found: dict[str, Path] = {}
+    for base in source.__mro__:
+        top, *parts = base.__module__.split(".")
+        if top in ("builtins", "abc", _OWN):
+            continue
+        file = Path(inspect.getfile(base)).resolve()
+        if not parts and file.name != "__init__.py":
+            found[file.name] = file
+            continue
+        folder = file.parent
+        below = "/".join([top, *parts] if file.name == "__init__.py" else [top, *parts[:-1]])
+        found |= {f"{below}/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*.py")}
+    return found

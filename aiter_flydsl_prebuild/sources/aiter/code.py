@@ -26,6 +26,7 @@ def digest(package: Path, passed: Sequence[str], kernels: Sequence[str]) -> str:
     return files_digest(package, files(package, passed, kernels))
 
 
+@functools.cache
 def files(package: Path, passed: Sequence[str], kernels: Sequence[str]) -> list[Path]:
     """Those files, sorted."""
     found: set[Path] = set()

@@ -212,6 +212,20 @@ class AiterSource(Source):
             "classes": _classes(job.tokens),
         }
 
+    package = installed.PACKAGE
+    distribution = installed.DISTRIBUTION
+
+    def bound_files(self, job: Job) -> dict[str, Path]:
+        """The files behind this kernel alone; for AITER's own ahead-of-time jobs all of its FlyDSL kernels."""
+        package = self._aiter.package
+        if job.arguments:
+            files = sorted((package / installed.KERNEL_SOURCES).rglob("*.py"))
+        else:
+            op = OPS[job.shape.op]
+            files = code.files(package, op.passed, op.kernel_files(job.name))
+        own = {f"{installed.PACKAGE}/{path.relative_to(package).as_posix()}": path for path in files}
+        return {**super().bound_files(job), **own}
+
     def watched(self) -> str:
         return code.watched(self._aiter.package)
 

@@ -14,6 +14,9 @@ from ..base import Job, Source
 
 TABLE = "reference_mxfp8_tuned_gemm.csv"
 
+_PACKAGE = __name__.partition(".")[0]
+_KERNEL_MODULES = ("grammar.py", "kernel.py")
+
 
 def table_path() -> Path:
     """The tuned table of the reference family, as installed."""
@@ -34,6 +37,15 @@ class ReferenceSource(Source):
 
     def identity(self) -> dict[str, str]:
         return {"version": __version__, "digest": _kernel_sources(), "license": "MIT"}
+
+    package = _PACKAGE
+    distribution = "aiter-flydsl-prebuild"
+
+    def bound_files(self, job: Job) -> dict[str, Path]:
+        """The kernels' own modules, and the packages of classes that derive from this one."""
+        here = Path(__file__).parent
+        own = {f"{_PACKAGE}/sources/reference/{name}": here / name for name in _KERNEL_MODULES}
+        return {**super().bound_files(job), **own}
 
     def compile(self, job: Job) -> None:
         import torch
@@ -76,7 +88,7 @@ class ReferenceSource(Source):
 @functools.cache
 def _kernel_sources() -> str:
     digest = hashlib.sha256()
-    for module in ("grammar.py", "kernel.py"):
+    for module in _KERNEL_MODULES:
         digest.update((Path(__file__).parent / module).read_bytes())
     return digest.hexdigest()
 
