@@ -8,12 +8,14 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiter_checkout
 import pytest
 
 from aiter_flydsl_prebuild.builder import rules
@@ -37,9 +39,17 @@ def environment(checkout: Path, **more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(checkout), **more}
 
 
-def run(command: str, *arguments: str | Path, checkout: Path = STANDIN, status: int = 0, **variables: str) -> Any:
+def run(
+    command: str,
+    *arguments: str | Path,
+    checkout: Path = STANDIN,
+    status: int = 0,
+    python: str = sys.executable,
+    **variables: str,
+) -> Any:
     """A command with --json, which must end with ``status``; what it printed."""
-    done = prebuild(command, *arguments, "--json", environment=environment(checkout, **variables))
+    called = ["-m", "aiter_flydsl_prebuild", command, *map(str, arguments), "--json"]
+    done = run_python(called, environment(checkout, **variables), python)
     assert done.returncode == status, done.stdout + done.stderr
     return json.loads(done.stdout)
 
@@ -289,6 +299,30 @@ def test_the_doctor_examines_aiter(tmp_path: Path) -> None:
         assert ("AITER", "missing") in [(one["name"], one["status"]) for one in found]
 
 
+def test_what_a_layer_gets_that_no_table_has() -> None:
+    """The heuristic's kernels, beside a table's where a table has some of the token counts."""
+    arguments = ("--source", "aiter", "--tokens", "1..128", "--shape", "640,5120,128x128", "--shape", "512,5120,32x32")
+    found = run("plan", *arguments)
+    pick = "flydsl_bmm_mxfp8_mfma_t{}x32x256_w1x1_nb4_sk{}"
+    untuned, tuned = found["shapes"]
+    assert [(kernel["name"], kernel["tokens"]) for kernel in untuned["kernels"]] == [
+        (pick.format(16, 2), [[1, 16]]),
+        (pick.format(64, 2), [[17, 99]]),
+        (pick.format(64, 1), [[100, 128]]),
+    ]
+    assert (untuned["cu_num"], untuned["heuristic"], untuned["uncovered"]) == (256, [[1, 128]], [])
+    assert (tuned["n"], tuned["heuristic"]) == (512, [[2, 4], [9, 128]])
+    assert [one["op"] for one in found["left_out"]] == ["mxscale_2d"]
+    lines = prebuild("plan", *arguments, environment=environment(STANDIN)).stdout.splitlines()
+    assert lines[0] == "mxscale_bmm, gfx950, 256 CUs: N=640, K=5120, scales 128x128"
+    assert lines[1] == f"  1..16  {pick.format(16, 2)}, by the heuristic"
+    # A number of compute units that no row has, and an op without a heuristic.
+    found = run("plan", "--source", "aiter", "--shape", "256,512", "--cu-num", "64", "--tokens", "1..8")
+    (entry,) = found["shapes"]
+    assert (entry["cu_num"], entry["q_dtype_w"]) == (64, "torch.float8_e4m3fn")
+    assert (entry["kernels"], entry["uncovered"]) == ([], [[1, 8]])
+
+
 def test_kinds_choose_tables_and_shapes() -> None:
     plan = run("plan", "--source", "aiter", "--tokens", "1..8", "--kinds", "a8w8_bpreshuffle")
     assert {shape["op"] for shape in plan["shapes"]} == {"a8w8_bpreshuffle"}
@@ -387,29 +421,12 @@ real = pytest.mark.skipif(
 
 @pytest.fixture
 def checkout() -> Path:
-    return Path(os.environ["AITER_SOURCE"]).resolve()
+    return aiter_checkout.source()
 
 
 @pytest.fixture
-def few_rows(checkout: Path, tmp_path: Path) -> Path:
-    """The rows of one small gfx950 shape with FlyDSL kernels of both per-token families, up to 4096 tokens."""
-    aiter = installed.Installed(checkout / "aiter")
-    merged = tables.merge(tables.family_files(aiter, tables.FAMILIES[0], {}), tmp_path / "all.csv")
-    with merged.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["gfx"] == "gfx950"]
-    shapes: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in rows:
-        shapes.setdefault((row["N"], row["K"]), []).append(row)
-    chosen = min(
-        (found for found in shapes.values() if any("8w_" in row["kernelName"] for row in found)),
-        key=lambda found: len({row["kernelName"] for row in found}),
-    )
-    table = tmp_path / "few.csv"
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(row for row in chosen if row["libtype"] != "flydsl" or int(row["M"]) in (1, 64, 2048, 4096))
-    return table
+def few_rows(tmp_path: Path) -> Path:
+    return aiter_checkout.small_table(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -486,7 +503,8 @@ def test_a_server_is_warmed_without_standins(built: tuple[Path, Any], toolchain:
 def test_the_real_tables_are_planned(checkout: Path) -> None:
     aiter = installed.Installed(checkout / "aiter")
     before = {path: path.read_bytes() for path in (checkout / "aiter" / "configs").rglob("*.csv")}
-    plan = run("plan", "--source", "aiter", "--tokens", "1..32768", "--kinds", "a8w8_bpreshuffle", checkout=checkout)
+    arguments = ("--source", "aiter", "--tokens", "1..32768", "--kinds", "a8w8_bpreshuffle")
+    plan = run("plan", *arguments, checkout=checkout, python=aiter_checkout.python())
     assert len(plan["shapes"]) >= 78
     assert plan["distinct_kernels"] == 512 or "e4048607" not in installed.identity(aiter).get("commit", "")
     assert plan["distinct_kernels"] >= 400
@@ -496,7 +514,8 @@ def test_the_real_tables_are_planned(checkout: Path) -> None:
 @real
 def test_real_kernels_build_and_prove(checkout: Path, few_rows: Path, tmp_path: Path) -> None:
     arguments = ("--source", "aiter", "--tokens", "1..4096", "--kinds", "a8w8_bpreshuffle", "--out", tmp_path)
-    result = run("build", *arguments, checkout=checkout, **{PER_TOKEN: str(few_rows)})
+    python = aiter_checkout.python()
+    result = run("build", *arguments, checkout=checkout, python=python, **{PER_TOKEN: str(few_rows)})
     assert result["kernels"] >= 2
     assert result["proof"]["ok"]
     assert result["proof"]["compiled"] == 0

@@ -16,7 +16,7 @@ import pytest
 
 from aiter_flydsl_prebuild.builder.toolchain import Toolchain
 from aiter_flydsl_prebuild.sources.reference.grammar import Config, check_shape, parse
-from conftest import HERE, flydsl_environment
+from conftest import HERE, flydsl_environment, prebuild
 
 ROOT = HERE.parent
 TABLE = ROOT / "tuned_configs" / "reference_mxfp8_tuned_gemm.csv"
@@ -260,3 +260,19 @@ def test_the_light_half_needs_no_flydsl() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
+
+
+def test_what_a_layer_gets() -> None:
+    run = prebuild("plan", "--shape", "512,5120", "--shape", "528,5120,32x32", "--tokens", "1..40", "--json")
+    assert run.returncode == 0, run.stderr
+    tuned, untuned = json.loads(run.stdout)["shapes"]
+    assert [kernel["tokens"] for kernel in tuned["kernels"]] == [[[1, 40]]]
+    assert (tuned["w_scale_block"], tuned["heuristic"]) == ("32x32", [])
+    assert (untuned["kernels"], untuned["uncovered"]) == ([], [[1, 40]])
+    for text, said in (
+        ("512", "--shape 512: write N,K or N,K,BLOCK, as in 7168,2048 or 7168,2048,32x32"),
+        ("512,5120,1x32", "the reference kernels have scale blocks of 32x32 alone, not 1x32"),
+        ("500,5120", "the reference kernels: N must be a multiple of 16"),
+    ):
+        run = prebuild("plan", "--shape", text)
+        assert (run.returncode, said in run.stderr) == (2, True), run.stderr

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import arguments
 from .result import Result
 
 if TYPE_CHECKING:
+    from ..builder.planning import LayerPlan
     from ..sources.base import Job, LeftOut
 
 HELP = "which kernels the tuned tables reach, for every token count"
@@ -22,14 +23,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--table", nargs="+", type=Path, metavar="FILE", help="tuned tables (default: the source's own)"
     )
-    parser.add_argument("--from-log", type=Path, metavar="FILE", help="what servers compiled, from the monitor's log")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--from-log", type=Path, metavar="FILE", help="what servers compiled, from the monitor's log")
+    other.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="N,K[,BLOCK]",
+        help="what one layer gets, tuned or not, as in 7168,2048,32x32 (may be repeated)",
+    )
     arguments.planning(parser)
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Plan, or, with ``--from-log``, list what servers compiled."""
+    """Plan; or list what servers compiled (``--from-log``), or what layers get (``--shape``)."""
     from ..builder.fromlog import read_log, wanted
-    from ..builder.planning import plan_source, unknown_kernels
+    from ..builder.planning import parse_layer, plan_layers, plan_source, unknown_kernels
     from ..builder.reach import parse_tokens, plan_reach, to_json
     from ..builder.rules import RULES
     from ..builder.tables import read_tables
@@ -42,6 +51,11 @@ def run(args: argparse.Namespace) -> Result:
     if args.from_log is not None:
         found = wanted(read_log(args.from_log), read_tables(args.table or source.tables()), rule)
         return Result({"wanted": [one.to_json() for one in found]}, lambda: show.log(found))
+    if args.shape:
+        asked = [parse_layer(text) for text in args.shape]
+        tables = read_tables(args.table or source.tables())
+        layers = plan_layers(source, asked, tables, arch=args.arch, rule=rule, **selected)
+        return Result(_layers_to_json(layers), lambda: show.layers(layers))
     left_out: tuple[LeftOut, ...] = ()
     beside: tuple[Job, ...] = ()
     if args.table:
@@ -52,3 +66,12 @@ def run(args: argparse.Namespace) -> Result:
         reach, left_out, beside = plan.reach, plan.left_out, plan.beside
     more = {"left_out": [asdict(one) for one in left_out], "beside_tables": [job.name for job in beside]}
     return Result({**to_json(reach), **more}, lambda: show.plan(reach, left_out, len(beside)))
+
+
+def _layers_to_json(found: LayerPlan) -> dict[str, Any]:
+    from ..builder.reach import to_json
+
+    value = to_json(found.reach)
+    for entry, shape in zip(found.reach.shapes, value["shapes"], strict=True):
+        shape["heuristic"] = [[first, last] for first, last in found.heuristic[entry.shape]]
+    return {**value, "left_out": [asdict(one) for one in found.left_out]}

@@ -11,6 +11,7 @@ from ..report import covered
 if TYPE_CHECKING:
     from ..builder.diffing import Difference
     from ..builder.fromlog import Wanted
+    from ..builder.planning import LayerPlan
     from ..builder.proof import Proof
     from ..builder.reach import Range, Reach
     from ..builder.store import Statistics
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from ..sources.base import LeftOut
 
 _LINES = 12
+
+# By the reasons of reach.SkippedReach.
+_WHY_SKIPPED = {
+    "undecodable": "another library, by a row whose name AITER cannot decode",
+    "unknown": "nothing that is built here: no kernel family known here has the name",
+}
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -63,6 +70,32 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> Non
         print(undecodable(list(names)))
     for lost in left_out:
         print(f"skipped: {lost}")
+
+
+def layers(found: LayerPlan) -> None:
+    """For each shape a line for every run of token counts, who serves it and why."""
+    from ..builder.planning import without
+
+    for entry in found.reach.shapes:
+        shape = entry.shape
+        where = f"{shape.cu_num} CUs" if shape.cu_num else "any number of CUs"
+        scales = f", scales {shape.w_scale_block}" if shape.w_scale_block else ""
+        print(f"{shape.op}, {shape.gfx}, {where}: N={shape.n}, K={shape.k}{scales}")
+        picked = found.heuristic[shape]
+        runs = []
+        for kernel in entry.kernels:
+            tuned = without(kernel.tokens, picked)
+            runs += [(run, f"{kernel.name}, by a table") for run in tuned]
+            runs += [(run, f"{kernel.name}, by the heuristic") for run in without(kernel.tokens, tuned)]
+        runs += [(run, f"{other.libtype}, by a table") for other in entry.other for run in other.tokens]
+        runs += [(run, f"{_WHY_SKIPPED[one.reason]}: {one.name}") for one in entry.skipped for run in one.tokens]
+        runs += [(run, "no row, and no heuristic with a FlyDSL kernel") for run in entry.uncovered]
+        for (first, last), what in sorted(runs):
+            print(f"  {first}..{last}  {what}" if last > first else f"  {first}  {what}")
+    for lost in found.left_out:
+        print(f"skipped: {lost}")
+    if not found.reach.shapes:
+        print("no op that could serve such a layer is usable here")
 
 
 def undecodable(names: Sequence[str]) -> str:

@@ -119,8 +119,23 @@ class Source(ABC):
         """The rule of :data:`rules.RULES` that the run-time dispatch follows."""
         return "newest"
 
+    def untuned_shapes(self, arch: str) -> list[Shape]:
+        """Shapes that a plan has although no table needs to: with cu_num 0, for GPUs that no row is for."""
+        return []
+
+    def layer(self, n: int, k: int, block: str | None, arch: str) -> list[Shape]:
+        """What a linear layer with weight [n, k] is to this source, op by op, with cu_num 0.
+
+        :param block: the weight's scale block, None for one scale per channel, or where the source has but one.
+        :raises InputError: the source has no kernels for such a layer.
+        """
+        raise InputError(f"the source {self.name} cannot tell what a layer gets")
+
     def refine(self, reach: Reach, arch: str) -> tuple[Reach, tuple[LeftOut, ...]]:
-        """What the tables alone do not tell: the reach with what a heuristic adds, without what cannot be built."""
+        """What the tables alone do not tell: the reach with what a heuristic adds, without what cannot be built.
+
+        What is left out of shapes that have no kernel yet is listed, too, with 0 kernels.
+        """
         return reach, ()
 
     def requirements(self) -> list[str]:

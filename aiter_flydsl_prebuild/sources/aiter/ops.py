@@ -31,6 +31,10 @@ ON_THE_WAY = (GEMM, "ops/gemm_op_common.py", "jit/utils/chip_info.py")
 DTYPES = {"bf16": "bfloat16", "f16": "float16"}
 """Output types by the names that this project's options use."""
 
+FP8 = {"gfx942": "torch.float8_e4m3fnuz"}
+FP8_OF_MOST = "torch.float8_e4m3fn"
+"""The type of the per-token op's weights by arch, and of every other: AITER's utility/dtypes.py."""
+
 _SCALE_COLUMN_MAJOR = 128
 """K-width of the x scales whose bytes are column-major for more than one row: gemm_op_a8w8.py, _BLOCKSCALE_X_BLOCK."""
 
@@ -71,6 +75,11 @@ class Op(ABC):
     @classmethod
     def _missing(cls, aiter: Installed) -> list[str]:
         return sorted({module for module, text in cls.needs if not aiter.has(module, text)})
+
+    @classmethod
+    def has_heuristic(cls, shape: Shape) -> bool:
+        """Whether AITER picks a FlyDSL kernel of this op for token counts that no row serves."""
+        return False
 
     def __init__(self, arch: str, live: bool = False) -> None:
         self.live = live
@@ -271,6 +280,10 @@ class MxscaleBmm(_Mxscale):
     )
     modules = ("ops.flydsl.batched_gemm_a8w8", "ops.flydsl.batched_gemm_a8w8_gfx950")
 
+    @classmethod
+    def has_heuristic(cls, shape: Shape) -> bool:
+        return True
+
     def prepare(self) -> None:
         super().prepare()
         self._bmm = importlib.import_module(f"{PACKAGE}.ops.flydsl.batched_gemm_a8w8_gfx950")
@@ -341,6 +354,10 @@ class Mxscale2D(_Mxscale):
         return (
             None if known else f"this AITER's kernels of that kind read no {shape.w_scale_block} scales ({MXPSH_NAMES})"
         )
+
+    @classmethod
+    def has_heuristic(cls, shape: Shape) -> bool:
+        return bool(shape.cu_num)  # on which it depends
 
     def prepare(self) -> None:
         super().prepare()

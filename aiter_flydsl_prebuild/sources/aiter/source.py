@@ -34,7 +34,7 @@ from ...errors import CheckError, InputError
 from ...flydsl_install import ambiguity, read_install
 from ..base import Job, LeftOut, Source, merge_ranges
 from . import ahead, code, installed, needs, standins
-from .ops import DTYPES, OPS, Op
+from .ops import DTYPES, FP8, FP8_OF_MOST, OPS, Op
 from .tables import table_files
 
 if sys.version_info >= (3, 11):
@@ -112,11 +112,10 @@ class AiterSource(Source):
         """Add what AITER's heuristic picks, and leave out what this AITER or this FlyDSL does not have."""
         aiter = installed.find()
         shapes = [entry for entry in reach.shapes if entry.shape.op in self.kinds]
-        shapes += [ShapeReach(shape, (), (), (reach.tokens,)) for shape in self._model_shapes(arch)]
         lost: dict[tuple[str, str], list[ShapeReach]] = {}
 
         def had(entry: ShapeReach, reason: str | None) -> bool:
-            if reason is not None and entry.kernels:
+            if reason is not None:
                 lost.setdefault((entry.shape.op, reason), []).append(entry)
             return reason is None
 
@@ -125,7 +124,7 @@ class AiterSource(Source):
         # Any op can be too old or too new for the FlyDSL at hand; only the mxscale ops have a heuristic.
         ops = sorted({entry.shape.op for entry in kept})
         if ops:
-            untuned = [entry for entry in kept if entry.shape.op != rules.BPRESHUFFLE and entry.uncovered]
+            untuned = [entry for entry in kept if entry.uncovered and OPS[entry.shape.op].has_heuristic(entry.shape)]
             shapes_of = [[asdict(e.shape), e.uncovered] for e in untuned]
             names = {op: sorted({name for e in kept if e.shape.op == op for name in _names(e)}) for op in ops}
             found = self._ask({"arch": arch, "kinds": [], "ops": ops, "names": names, "shapes": shapes_of})
@@ -265,8 +264,17 @@ class AiterSource(Source):
             self._ops[shape.op] = op
         return self._ops[shape.op]
 
-    def _model_shapes(self, arch: str) -> list[Shape]:
-        """The shapes of the model lists asked for, on a GPU whose number of compute units no row has (0)."""
+    def layer(self, n: int, k: int, block: str | None, arch: str) -> list[Shape]:
+        ops = [op for op in self.kinds if (op == rules.BPRESHUFFLE) == (block is None)]
+        if not ops:
+            raise InputError(
+                f"of the kinds {', '.join(self.kinds)} none has "
+                + ("a scale per channel; name the scale block, as in N,K,32x32" if block is None else "scale blocks")
+            )
+        return [Shape(op, arch, 0, n, k, block, FP8.get(arch, FP8_OF_MOST) if block is None else None) for op in ops]
+
+    def untuned_shapes(self, arch: str) -> list[Shape]:
+        """The shapes of the model lists asked for."""
         lists = model_lists()
         chosen = self.options.models or tuple(lists)
         return sorted(
@@ -377,7 +385,7 @@ def _in_types(shapes: Sequence[ShapeReach], asked: Sequence[str]) -> tuple[list[
 
 def _left_out(op: str, shapes: Sequence[ShapeReach], reason: str) -> LeftOut:
     kernels = distinct((entry.shape, kernel.name) for entry in shapes for kernel in entry.kernels)
-    return LeftOut(op, len(kernels), len({entry.shape for entry in shapes}), reason)
+    return LeftOut(op, len(kernels), len({e.shape for e in shapes if e.kernels or not kernels}), reason)
 
 
 def ask_aiter(aiter: installed.Installed, request: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ...builder import rules
 from ...builder.reach import Shape
+from ...errors import InputError
 from ..base import Job, Source
+from . import grammar
 
+W_SCALE_BLOCK = "32x32"
 TABLE = "reference_mxfp8_tuned_gemm.csv"
 
 _PACKAGE = __name__.partition(".")[0]
@@ -46,6 +50,15 @@ class ReferenceSource(Source):
         here = Path(__file__).parent
         own = {f"{_PACKAGE}/sources/reference/{name}": here / name for name in _KERNEL_MODULES}
         return {**super().bound_files(job), **own}
+
+    def layer(self, n: int, k: int, block: str | None, arch: str) -> list[Shape]:
+        if block not in (None, W_SCALE_BLOCK):
+            raise InputError(f"the reference kernels have scale blocks of {W_SCALE_BLOCK} alone, not {block}")
+        try:
+            grammar.check_shape(n, k)
+        except ValueError as error:
+            raise InputError(f"the reference kernels: {error}") from error
+        return [Shape(rules.MXSCALE_BMM, arch, 0, n, k, W_SCALE_BLOCK, None)]
 
     def compile(self, job: Job) -> None:
         import torch

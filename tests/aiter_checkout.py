@@ -1,0 +1,67 @@
+"""A real AITER for the tests that want one: the checkout that AITER_SOURCE names, copied, and few of its rows."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiter_flydsl_prebuild.sources.aiter import installed, needs, tables
+from conftest import HERE, run_python
+
+PAGE = HERE.parent / "docs" / "aiter-maintainers.md"
+
+
+def source() -> Path:
+    """The checkout."""
+    return Path(os.environ["AITER_SOURCE"]).resolve()
+
+
+def python() -> str:
+    """The interpreter of an environment that fits it: AITER_PYTHON, which test.sh makes.
+
+    Its FlyDSL is the one that this AITER pins, which need not be the one that the other tests run with.
+    """
+    found = os.environ.get("AITER_PYTHON", sys.executable)
+    pin = needs.pinned_flydsl(installed.Installed(source() / "aiter"))
+    ask = "import importlib.metadata as m, pandas, triton; print('flydsl==' + m.version('flydsl'))"
+    done = run_python(["-c", ask], dict(os.environ), found)
+    if done.returncode or pin not in (None, done.stdout.strip()):
+        pytest.skip(
+            f"{found} has not what this AITER needs ({pin}, pandas, triton, …): bash test.sh makes AITER_PYTHON"
+        )
+    return found
+
+
+def git_checkout(folder: Path, *, changed: bool) -> None:
+    """Clone it into ``folder``, empty or not there; ``changed`` as docs/aiter-maintainers.md says."""
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(source()), str(folder)], check=True)
+    if changed:
+        diffs = "".join(re.findall(r"^```diff\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+        subprocess.run(["git", "apply"], cwd=folder, input=diffs, text=True, check=True)
+
+
+def small_table(folder: Path) -> Path:
+    """The rows of one small gfx950 shape with FlyDSL kernels of both per-token families, up to 4096 tokens."""
+    aiter = installed.Installed(source() / "aiter")
+    merged = tables.merge(tables.family_files(aiter, tables.FAMILIES[0], {}), folder / "all.csv")
+    with merged.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["gfx"] == "gfx950"]
+    shapes: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        shapes.setdefault((row["N"], row["K"]), []).append(row)
+    chosen = min(
+        (found for found in shapes.values() if any("8w_" in row["kernelName"] for row in found)),
+        key=lambda found: len({row["kernelName"] for row in found}),
+    )
+    table = folder / "few.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(row for row in chosen if row["libtype"] != "flydsl" or int(row["M"]) in (1, 64, 2048, 4096))
+    return table
