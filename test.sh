@@ -3,9 +3,11 @@
 #
 #   bash test.sh [PYTEST ARGUMENTS]
 #
-# AITER_SOURCE (an AITER checkout), TINYGRAD_SOURCE (a tinygrad checkout, for the emulator) and AITER_TABLES (a folder with
+# With AITER_SOURCE (an AITER checkout) a second environment has the FlyDSL that this AITER pins and all that it imports: AITER_PYTHON,
+# which may name the interpreter of another one. TINYGRAD_SOURCE (a tinygrad checkout, for the emulator) and AITER_TABLES (a folder with
 # AITER's tuned tables) switch on the tests that need them.
 set -euo pipefail
+[ -z "${AITER_SOURCE:-}" ] || { AITER_SOURCE=$(cd "$AITER_SOURCE" && pwd); export AITER_SOURCE; }
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
 venv=${TEST_VENV:-.venv-test}
@@ -16,6 +18,15 @@ fi
 pip() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 "$venv/bin/python" -c 'import torch' 2>/dev/null || pip 'torch==2.13.0'
 pip flydsl -e '.[build,cross,test]'
+if [ -n "${AITER_SOURCE:-}" ] && [ -z "${AITER_PYTHON:-}" ]; then
+    AITER_PYTHON=$(cd "$venv" && pwd)-aiter/bin/python
+    export AITER_PYTHON
+    [ -x "$AITER_PYTHON" ] || "$python" -m venv "$(cd "$venv" && pwd)-aiter"
+    needs=$(PYTHONPATH=$AITER_SOURCE "$venv/bin/aiter-flydsl-prebuild" doctor --source aiter --requirements)
+    # torch as it is: the newest need not be the one that the tests are for.
+    read -ra needs <<< "$(grep -v '^torch$' <<< "$needs" | tr '\n' ' ')"
+    "$AITER_PYTHON" -m pip install --quiet --disable-pip-version-check 'torch==2.13.0' "${needs[@]}" -e '.[build,cross]'
+fi
 "$venv/bin/ruff" format --check .
 "$venv/bin/ruff" check .
 "$venv/bin/mypy"

@@ -3,7 +3,7 @@
 #
 #   bash pipelines/sharded.sh N [BUILD ARGUMENTS]        the wheel lands in dist/, or in the folder that OUT names
 #
-# Run it in an environment with this project's extras build and cross, FlyDSL and torch.
+# Run it in an environment with this project's extras build and cross, FlyDSL, torch and what the source needs: see install.sh.
 set -euo pipefail
 parts=${1:?how many parts}
 shift
