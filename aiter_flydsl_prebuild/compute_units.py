@@ -9,12 +9,13 @@ kernel's own ``cu_num`` says which of these lead to it (packs of earlier version
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .pack import Pack, PackedKernel
+from .pack import Pack
 
-# What tells layers apart, by the names that kernels and shapes of a manifest share (builder/tables.py, LAYER).
-_LAYER = ("op", "n", "k", "w_scale_block", "q_dtype_w")
+if TYPE_CHECKING:
+    from .manifest import PackedKernel
+
 _ANY = 0
 
 
@@ -35,7 +36,7 @@ def serving(pack: Pack, counts: Sequence[int]) -> list[Serving] | None:
     for count in counts:
         called = 0
         for kernel, theirs in zip(pack.kernels, known, strict=True):
-            tuned = count in layers.get(_layer(kernel.facts), ())
+            tuned = count in layers.get(kernel.layer, ())
             called += not theirs or (count if tuned else _ANY) in theirs
         found.append(Serving(count, called))
     return found
@@ -51,7 +52,7 @@ def unserved(pack: Pack, counts: Sequence[int]) -> list[tuple[PackedKernel, list
     for count in counts:
         lost = []
         for kernel in pack.kernels:
-            theirs = layers.get(_layer(kernel.facts), {_ANY})
+            theirs = layers.get(kernel.layer, {_ANY})
             if theirs.isdisjoint((count, _ANY)):
                 lost.append((kernel, sorted(theirs)))
         if not lost:
@@ -59,16 +60,11 @@ def unserved(pack: Pack, counts: Sequence[int]) -> list[tuple[PackedKernel, list
     return lost
 
 
-def _counts_of_layers(pack: Pack) -> dict[tuple[str, ...], set[int]]:
-    """The numbers of compute units that a layer has rows for; none of a manifest that does not say."""
-    layers: dict[tuple[str, ...], set[int]] = {}
-    try:
-        for shape in pack.manifest["plan"]["shapes"]:
-            if type(shape["cu_num"]) is not int:
-                return {}
-            layers.setdefault(_layer(shape), set()).add(shape["cu_num"])
-    except (KeyError, TypeError, AttributeError):
-        return {}
+def _counts_of_layers(pack: Pack) -> dict[tuple[Any, ...], set[int]]:
+    """The numbers of compute units that a layer has rows for."""
+    layers: dict[tuple[Any, ...], set[int]] = {}
+    for shape in pack.manifest.plan.shapes:
+        layers.setdefault(shape.layer, set()).add(shape.cu_num)
     return layers
 
 
@@ -79,14 +75,11 @@ def _counts_of_kernels(pack: Pack) -> list[Sequence[int]] | None:
         return None
     found: list[Sequence[int]] = []
     for kernel in pack.kernels:
-        theirs = sorted(layers.get(_layer(kernel.facts), ()))
-        said = kernel.facts.get("cu_num", theirs if len(theirs) < 2 else None)
-        if not isinstance(said, list):
-            return None
+        said: Sequence[int] | None = kernel.cu_num
+        if said is None:
+            theirs = sorted(layers.get(kernel.layer, ()))
+            if len(theirs) > 1:
+                return None
+            said = theirs
         found.append(said)
     return found
-
-
-def _layer(facts: dict[str, Any]) -> tuple[str, ...]:
-    # What a manifest holds there need not be hashable.
-    return tuple(repr(facts.get(name)) for name in _LAYER)

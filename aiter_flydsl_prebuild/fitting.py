@@ -8,13 +8,16 @@ compiled from is compared with what is installed (binding.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import flydsl_cache as cache
 from .binding import InstalledCode, installed_version, package_of
 from .compute_units import unserved
 from .flydsl_install import OWN_KEY, Install, ambiguity, imported_install
-from .pack import Pack, PackedEntry, PackedKernel
+from .pack import Pack
+
+if TYPE_CHECKING:
+    from .manifest import MissingKernel, PackedEntry, PackedKernel
 
 _SHORT = 12
 """As many digits of a digest as tell two apart in a message."""
@@ -103,11 +106,11 @@ def fit(
     if other_bitcode:
         theirs = ", ".join(sorted({str(kernel.bitcode)[:_SHORT] for kernel in other_bitcode}))
         what = f"linked the device bitcode of another ROCm ({theirs}, here it is {bitcode[:_SHORT]})"
-        reasons.append(f"{_count(len(other_bitcode))} {what}: {_names([k.facts for k in other_bitcode])}")
+        reasons.append(f"{_count(len(other_bitcode))} {what}: {_names(other_bitcode)}")
     if other_abi:
         theirs = ", ".join(sorted({abi for kernel in other_abi for entry in kernel.entries for abi in entry.paths}))
         what = f"got keys for {theirs} alone, none for {install.abi}"
-        reasons.append(f"{_count(len(other_abi))} {what}: {_names([k.facts for k in other_abi])}")
+        reasons.append(f"{_count(len(other_abi))} {what}: {_names(other_abi)}")
     reasons += lost(pack)
     return Fit(list(placements.values()), fitting, reasons, absences(other))
 
@@ -118,8 +121,8 @@ def _built_without_record(pack: Pack) -> bool:
 
 def _misfit(pack: Pack, arches: Sequence[str], install: Install | None) -> str | None:
     """Why nothing of a pack fits, None where something may."""
-    if shard := pack.manifest.get("shard"):
-        return f"is part {shard['index']} of {shard['of']} of a build, to be merged and not to be used"
+    if shard := pack.manifest.shard:
+        return f"is part {shard.index} of {shard.of} of a build, to be merged and not to be used"
     if pack.arch not in arches:
         here = f"this machine needs {', '.join(arches)}" if arches else "this machine has no ROCm GPU"
         return f"kernels are for {pack.arch}, {here}"
@@ -149,10 +152,10 @@ def other_code(pack: Pack, code: InstalledCode) -> OtherCode:
     A kernel of several packages counts for the first of them that differs or is absent.
     """
     found = OtherCode({}, {})
-    by_set: dict[tuple[int, ...] | None, tuple[str, list[str]] | None] = {None: None}
+    by_set: dict[int | None, tuple[str, list[str]] | None] = {None: None}
     for kernel in pack.kernels:
         if kernel.files not in by_set:
-            by_set[kernel.files] = _first_difference([pack.files[index] for index in kernel.files or ()], code)
+            by_set[kernel.files] = _first_difference(pack.manifest.files_of(kernel), code)
         if (difference := by_set[kernel.files]) is None:
             continue
         package, files = difference
@@ -181,20 +184,18 @@ def differences(pack: Pack, other: OtherCode, code: InstalledCode) -> list[str]:
     """A line for each package whose code is another than the one that kernels were compiled from."""
     lines = []
     for package, (kernels, files) in other.differing.items():
-        distribution, theirs = pack.packages.get(package, (None, "unknown"))
-        folders = code.folders(package)
-        ours = installed_version(package, distribution, folders) or "of an unknown version"
+        known = pack.manifest.source.package(package)
+        ours = installed_version(package, known.distribution, code.folders(package)) or "of an unknown version"
         where = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")
-        what = f"compiled from {package} {theirs}, installed is {package} {ours:.80} with other code ({where})"
-        named = _names([kernel.facts for kernel in kernels])
-        lines.append(f"{_count(len(kernels))} {'were' if len(kernels) > 1 else 'was'} {what}: {named}")
+        what = f"compiled from {package} {known.version}, installed is {package} {ours:.80} with other code ({where})"
+        lines.append(f"{_count(len(kernels))} {'were' if len(kernels) > 1 else 'was'} {what}: {_names(kernels)}")
     return lines
 
 
 def absences(other: OtherCode) -> list[str]:
     """A line for each package that is not installed here and has kernels in a pack."""
     return [
-        f"{_count(len(kernels))} of {package}, which is not installed here: {_names([k.facts for k in kernels])}"
+        f"{_count(len(kernels))} of {package}, which is not installed here: {_names(kernels)}"
         for package, kernels in other.absent.items()
     ]
 
@@ -205,7 +206,7 @@ def code_notes(pack: Pack, code: InstalledCode) -> list[str]:
     notes = absences(other)
     if pack.generation == cache.ARTIFACT_KEY:
         notes += [f"{line}; where that changes a kernel, its key differs" for line in differences(pack, other, code)]
-    if unbound := [kernel.facts for kernel in pack.kernels if kernel.files is None]:
+    if unbound := [kernel for kernel in pack.kernels if kernel.files is None]:
         what = "built by a release that does not record which code kernels are compiled from: not compared"
         notes.append(f"{_count(len(unbound))} {what}")
     return notes
@@ -231,24 +232,21 @@ def other_units(pack: Pack, counts: Sequence[int]) -> list[str]:
     if len(lost) == len(pack.kernels):
         return [f"kernels are for {theirs} compute units, {here}"]
     what = f"{_count(len(lost))} {'are' if len(lost) > 1 else 'is'} for {theirs} compute units"
-    return [f"{what}, {here}: {_names([kernel.facts for kernel, _ in lost])}"]
+    return [f"{what}, {here}: {_names([kernel for kernel, _ in lost])}"]
 
 
 def tokens_of(pack: Pack) -> str:
-    """The range of token counts that a pack was built for, as ``1..8192``; empty where it does not say."""
-    try:
-        first, last = pack.manifest["plan"]["tokens"]
-    except (KeyError, TypeError, ValueError):
-        return ""
-    return f"{first}..{last}" if type(first) is int and type(last) is int else ""
+    """The range of token counts that a pack was built for, as ``1..8192``."""
+    first, last = pack.manifest.plan.tokens
+    return f"{first}..{last}"
 
 
 def _count(kernels: int) -> str:
     return f"{kernels} kernel{'s' if kernels > 1 else ''}"
 
 
-def _names(kernels: Sequence[dict[str, Any]]) -> str:
-    """Which kernels, the first ones by name. What a pack says is quoted where it could forge lines of a log."""
-    named = [f"{ascii(k['name'])[1:-1]:.100} (N={k.get('n')!r:.20}, K={k.get('k')!r:.20})" for k in kernels[:_NAMED]]
+def _names(kernels: Sequence[PackedKernel | MissingKernel]) -> str:
+    """Which kernels, the first ones by name."""
+    named = [f"{kernel.label:.160}" for kernel in kernels[:_NAMED]]
     more = len(kernels) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")

@@ -18,32 +18,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import stat
 import struct
 import sys
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from .errors import PrebuildError
-from .flydsl_cache import ARTIFACT_KEY, CALL_KEY, Entry
+from .flydsl_cache import Entry
+
+if TYPE_CHECKING:
+    from .manifest import PackedEntry, PackedKernel
 
 MAGIC = b"FKPACK01"
-FORMAT = 1
 
 _HEADER = struct.Struct("<8s32s4Q")
 # A thousand kernels have some 2 MB of manifest and 40 MB of payloads. What JSON unpacks to may need twenty times the
 # memory of its text, hence the lower limit there.
 _MANIFEST_LIMIT = 32 << 20
 _PAYLOAD_LIMIT = 1 << 30
-_FIELDS_DEPTH = 8
-_PATH_LIMIT = 400
-
-_LAUNCHER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
-_CALL_PATH = re.compile(r"[A-Za-z0-9_]{1,240}/[A-Za-z0-9_.-]{1,200}\.pkl")
-_HEX = re.compile(r"[0-9a-f]{64}")
-# What is printed from a manifest: a line break or a control character in it would forge lines of a log.
-_WORD = re.compile(r"[A-Za-z0-9_.:+!-]{1,80}")
 
 
 class PackError(PrebuildError):
@@ -58,34 +51,6 @@ class Header(NamedTuple):
     manifest_size: int
     payload_packed: int
     payload_size: int
-
-
-class PackedEntry(NamedTuple):
-    """One cache entry of a kernel.
-
-    ``artifact_key`` names it under FlyDSL 0.5; ``paths`` maps an ABI to its path below the cache root for 0.3.1 to
-    0.4.2. ``payload`` indexes the manifest's payloads; ``fields`` is the rest of the artifact's state.
-    """
-
-    launcher: str
-    artifact_key: str | None
-    paths: dict[str, str]
-    payload: int
-    fields: dict[str, Any]
-
-
-class PackedKernel(NamedTuple):
-    """One kernel: ``facts`` are its part of the manifest, ``bitcode`` is what it linked or None.
-
-    ``files`` are the source files that it was made from, as indices into :attr:`Pack.files`; None in a pack that does
-    not say.
-    """
-
-    name: str
-    facts: dict[str, Any]
-    bitcode: str | None
-    entries: tuple[PackedEntry, ...]
-    files: tuple[int, ...] | None
 
 
 def zstd() -> Any:
@@ -145,7 +110,7 @@ def _read(path: str) -> tuple[Header, bytes]:
 
 
 class Pack:
-    """A pack that was read and checked whole: ``manifest`` as written, ``kernels`` by position.
+    """A pack that was read and checked whole.
 
     Opening costs reading the file, one sha256 over it and unpacking the manifest; payloads are unpacked when asked for.
     ``data`` is the file's content where it is in memory already; ``path`` is then a name for messages.
@@ -166,33 +131,22 @@ class Pack:
         start = _HEADER.size + header.manifest_packed
         raw = b"".join(_pieces(path, data[_HEADER.size : start], [header.manifest_size]))
         self._packed = memoryview(data)[start:]
+        # A second start reads headers alone, and needs none of this.
+        from .manifest_reader import ManifestError, read_manifest
+
         try:
-            manifest = json.loads(raw.decode("utf-8"))
-            self.manifest: dict[str, Any] = manifest
-            self._payloads = _check_payloads(manifest["payloads"], header.payload_size)
-            flydsl = manifest["flydsl"]
-            self.arch = _word(manifest["arch"])
-            self.version = _word(flydsl["version"])
-            self.generation = _word(flydsl["generation"])
-            self.identities: dict[str, list[str]] = {
-                _word(abi): [_word(i) for i in identities] for abi, identities in flydsl["identities"].items()
-            }
-            if manifest["format"] != FORMAT:
-                raise ValueError(f"manifest format {manifest['format']!r:.80}")
-            if self.generation not in (ARTIFACT_KEY, CALL_KEY):
-                raise ValueError(f"cache generation {self.generation} is not known")
-            if not isinstance(manifest["source"], dict):
-                raise ValueError("no source")
-            self.files = _check_files(manifest.get("files", []))
-            sets = _check_file_sets(manifest.get("file_sets", []), len(self.files))
-            self.packages = _check_packages(manifest["source"].get("packages", {}))
-            self.kernels = tuple(_check_kernel(kernel, len(self._payloads), sets) for kernel in manifest["kernels"])
-            _check_paths(self.kernels)
-            if (shard := manifest.get("shard")) and not all(type(shard[key]) is int for key in ("index", "of")):
-                raise ValueError("it says that it is a part, and not which")
-            self.missing: list[dict[str, Any]] = [_check_missing(kernel) for kernel in manifest["missing"]]
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
-            raise PackError(f"{path}: broken manifest: {type(error).__name__}: {error}") from error
+            self.manifest = read_manifest(json.loads(raw.decode("utf-8")))
+            if sum(place.size for place in self.manifest.payloads) != header.payload_size:
+                raise ManifestError("the payloads do not fill the stream")
+        except ManifestError as error:
+            raise PackError(f"{path}: broken manifest: {error}") from error
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise PackError(f"{path}: broken manifest: not JSON: {type(error).__name__}: {error}") from error
+        self.arch = self.manifest.arch
+        self.version, self.generation, self.identities, _ = self.manifest.flydsl
+        self.kernels = self.manifest.kernels
+        self.missing = self.manifest.missing
+        self.files = self.manifest.files
 
     def payloads(self) -> Iterator[str]:
         """The text of every payload, in the manifest's order, each checked against its sha256 as it comes.
@@ -201,7 +155,7 @@ class Pack:
             before, so this takes a pack that was made wrong.
         """
         for index, payload in enumerate(self.raw_payloads()):
-            if hashlib.sha256(payload).hexdigest() != self._payloads[index][2]:
+            if hashlib.sha256(payload).hexdigest() != self.manifest.payloads[index].sha256:
                 raise PackError(f"{self.path}: payload {index} does not match its sha256")
             yield payload.decode("utf-8")
 
@@ -212,7 +166,7 @@ class Pack:
 
         :raises PackError: a payload is not text, or the stream is damaged; what came before is to be taken back.
         """
-        sizes = [size for _, size, _ in self._payloads]
+        sizes = [place.size for place in self.manifest.payloads]
         for index, payload in enumerate(_pieces(self.path, self._packed, sizes)):
             try:
                 if not payload.isascii():
@@ -223,7 +177,7 @@ class Pack:
 
     def payload_size(self, entry: PackedEntry) -> int:
         """How many bytes an entry's text has, without unpacking it."""
-        return self._payloads[entry.payload][1]
+        return self.manifest.payloads[entry.payload].size
 
     def entries(self, kernel: PackedKernel, texts: list[str]) -> list[Entry]:
         """The cache entries of a kernel, given the texts of :meth:`payloads`."""
@@ -258,106 +212,3 @@ def _pieces(path: str, data: bytes | memoryview, sizes: list[int]) -> Iterator[b
         raise PackError(f"{path}: damaged: {error}") from error
     if not decompressor.eof or decompressor.unused_data:
         raise PackError(f"{path}: damaged: its content is not of the size that its header states")
-
-
-def _word(value: Any) -> str:
-    if not (isinstance(value, str) and _WORD.fullmatch(value)):
-        raise ValueError(f"{value!r:.80} is not a plain word")
-    return value
-
-
-def _shallow(value: Any, depth: int = _FIELDS_DEPTH) -> bool:
-    """Whether a value is nested so little that every reader and writer of it can follow."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    return not isinstance(value, list) or (depth > 0 and all(_shallow(item, depth - 1) for item in value))
-
-
-def _check_payloads(payloads: list[dict[str, Any]], total: int) -> list[tuple[int, int, str]]:
-    checked: list[tuple[int, int, str]] = []
-    end = 0
-    for payload in payloads:
-        offset, size, digest = payload["offset"], payload["size"], payload["sha256"]
-        if not (type(offset) is int and type(size) is int and size > 0 and offset == end):
-            raise ValueError(f"payload {len(checked)} has a bad place")
-        if not _HEX.fullmatch(digest):
-            raise ValueError(f"payload {len(checked)} has a bad sha256")
-        end = offset + size
-        checked.append((offset, size, digest))
-    if end != total:
-        raise ValueError("the payloads do not fill the stream")
-    return checked
-
-
-def _check_files(files: list[Any]) -> tuple[tuple[str, str], ...]:
-    for path, digest in files:
-        # Below an installed package, or one of its files alone; what is printed must not forge lines of a log.
-        plain = path.isprintable() and not {"", ".", ".."} & set(path.split("/"))
-        if not plain or len(path) > _PATH_LIMIT or not _HEX.fullmatch(digest):
-            raise ValueError(f"source file {path!r:.80} is not well-formed")
-    return tuple((path, digest) for path, digest in files)
-
-
-def _check_file_sets(sets: list[list[int]], files: int) -> list[tuple[int, ...]]:
-    if not all(type(index) is int and 0 <= index < files for one in sets for index in one):
-        raise ValueError("a set of source files is not well-formed")
-    return [tuple(one) for one in sets]
-
-
-def _check_packages(packages: dict[str, dict[str, Any]]) -> dict[str, tuple[str | None, str]]:
-    checked = {}
-    for name, facts in packages.items():
-        distribution = facts.get("distribution")
-        checked[_word(name)] = None if distribution is None else _word(distribution), _word(facts["version"])
-    return checked
-
-
-def _check_kernel(kernel: dict[str, Any], payloads: int, sets: list[tuple[int, ...]]) -> PackedKernel:
-    name, bitcode = kernel["name"], kernel["bitcode"]
-    if not isinstance(name, str) or not (bitcode is None or _HEX.fullmatch(bitcode)):
-        raise ValueError(f"kernel {name!r:.80} is not well-formed")
-    entries = []
-    for entry in kernel["entries"]:
-        packed = PackedEntry(
-            entry["launcher"],
-            entry.get("artifact_key"),
-            dict(entry.get("paths", {})),
-            entry["payload"],
-            entry["fields"],
-        )
-        if (
-            not _LAUNCHER.fullmatch(packed.launcher)
-            or not (packed.artifact_key is None or _HEX.fullmatch(packed.artifact_key))
-            or not all(_CALL_PATH.fullmatch(path) and ".." not in path for path in packed.paths.values())
-            or (packed.artifact_key is None) == (not packed.paths)
-            or type(packed.payload) is not int
-            or not 0 <= packed.payload < payloads
-            or not isinstance(packed.fields, dict)
-            or not _shallow(packed.fields)
-        ):
-            raise ValueError(f"an entry of kernel {name!r:.80} is not well-formed")
-        entries.append(packed)
-    if not entries:
-        raise ValueError(f"kernel {name!r:.80} has no entries")
-    which = kernel.get("files")
-    if which is not None and not (type(which) is int and 0 <= which < len(sets)):
-        raise ValueError(f"kernel {name!r:.80} names source files that are not listed")
-    return PackedKernel(name, kernel, bitcode, tuple(entries), None if which is None else sets[which])
-
-
-def _check_missing(kernel: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(kernel["name"], str):
-        raise ValueError("a missing kernel is not well-formed")
-    return kernel
-
-
-def _check_paths(kernels: tuple[PackedKernel, ...]) -> None:
-    """Two entries may share a name in the cache only where they are the same entry."""
-    seen: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
-    for kernel in kernels:
-        for entry in kernel.entries:
-            places = [("", f"{entry.launcher}/{entry.artifact_key}")] if entry.artifact_key else entry.paths.items()
-            for place in places:
-                content = (entry.payload, entry.fields)
-                if seen.setdefault(place, content) != content:
-                    raise ValueError(f"kernel {kernel.name!r:.80} and another claim one name: {place[1]}")

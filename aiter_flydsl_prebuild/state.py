@@ -15,6 +15,7 @@ from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, look_for_packs, ro
 from .errors import PrebuildError
 from .fitting import code_notes, fit, other_units, tokens_of
 from .flydsl_install import ambiguity, checked, known_identities, read_install
+from .manifest import to_json
 from .pack import Pack
 from .places import cautions, choose, defeated, make_private
 from .seeding import publish
@@ -123,7 +124,7 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
                 "path": path,
                 "arch": pack.arch,
                 "flydsl": pack.version,
-                "source": pack.manifest["source"],
+                "source": to_json(pack.manifest.source),
                 "kernels": len(pack.kernels),
                 "fitting": fitting.kernels,
                 "files": len(fitting.placements),

@@ -47,10 +47,10 @@ def compare(pack: Pack, name: str, code: ProjectCode) -> Iterator[str]:
     other = other_code(pack, code)
     wrong = []
     for package, (kernels, files) in other.differing.items():
-        distribution, theirs = pack.packages.get(package, (None, "unknown"))
-        here = code.called(package, distribution)
+        known = pack.manifest.source.package(package)
+        here = code.called(package, known.distribution)
         count = f"{len(kernels)} of {len(pack.kernels)} kernels"
-        wrong.append(f"{name}: {count} were compiled from {package} {theirs}, {here} ({_first(files)})")
+        wrong.append(f"{name}: {count} were compiled from {package} {known.version}, {here} ({_first(files)})")
     if wrong:
         raise CheckError("\n".join([*wrong, "build the pack again, or from the code that it was compiled from"]))
     for package, kernels in other.absent.items():

@@ -239,6 +239,7 @@ def first_inputs(folder: Path) -> None:
     sys.path.insert(0, str(HERE))
     from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, write_pack
     from aiter_flydsl_prebuild.flydsl_cache import CALL_KEY
+    from aiter_flydsl_prebuild.manifest import to_json
     from packs import ABOUT, flydsl_here, make_compiled
 
     portable = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(3)]
@@ -249,7 +250,8 @@ def first_inputs(folder: Path) -> None:
     ):
         for kernel in kernels:
             object.__setattr__(kernel, "bitcode", None)
-        manifest, payloads = make_manifest("gfx950", flydsl, kernels, [], ABOUT)
+        typed, payloads = make_manifest("gfx950", flydsl, kernels, [], ABOUT)
+        manifest = to_json(typed)
         for described in manifest["kernels"]:
             for entry in described["entries"]:
                 if "paths" in entry:

@@ -13,27 +13,35 @@ from pathlib import Path
 from typing import Any
 
 from aiter_flydsl_prebuild import flydsl_cache as cache
-from aiter_flydsl_prebuild.builder.codeobject import CodeFacts
-from aiter_flydsl_prebuild.builder.compiling import Compiled, CompiledEntry, FlyDSL
-from aiter_flydsl_prebuild.builder.packing import compress, encode_pack, make_manifest, write_pack
+from aiter_flydsl_prebuild.builder.compiling import Compiled, CompiledEntry
+from aiter_flydsl_prebuild.builder.packing import compress, encode_pack, make_manifest, missing_kernel, write_pack
 from aiter_flydsl_prebuild.builder.tables import Shape
 from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, known_identities, read_install
+from aiter_flydsl_prebuild.manifest import (
+    About,
+    CodeFacts,
+    FlyDSL,
+    PackageFacts,
+    PlanFacts,
+    ShapeFacts,
+    SourceFacts,
+    ToolchainFacts,
+    to_json,
+)
 from aiter_flydsl_prebuild.pack import MAGIC
 from aiter_flydsl_prebuild.sources.base import Job
 
 FIELDS = {"entry": "gemm", "processor_refs": [], "link_libs": [], "uses_explicit_module": False}
-ABOUT: dict[str, Any] = {
-    "source": {"name": "reference", "license": "MIT"},
-    "toolchain": {"linker": "LLD", "bitcode": None},
-    "plan": {"tokens": [1, 8], "rule": "newest", "cu_num": [], "tables": [], "shapes": [], "undecodable": []},
-}
+ABOUT = About(
+    source=SourceFacts("reference", "0" * 64, license="MIT"),
+    toolchain=ToolchainFacts("LLD", None),
+    plan=PlanFacts((1, 8), "newest", (), (), (), (), (), {}, ()),
+)
 
-PROVABLE = {
-    **ABOUT,
-    "source": {"name": "reference", "license": "MIT", "digest": "0" * 64},
-    "plan": {**ABOUT["plan"], "options": {}},
-}
-"""What a proof needs to know before it begins."""
+
+def make_shape(n: int = 128, k: int = 256, cu_num: int = 256, **changes: Any) -> ShapeFacts:
+    """A shape of a plan that rows serve for every token count."""
+    return ShapeFacts("mxscale_bmm", "gfx950", cu_num, n, k, "32x32", None, (), (), ())._replace(**changes)
 
 
 def closed_to_others() -> str | None:
@@ -90,7 +98,7 @@ CODE = CodeFacts(
 def make_described(name: str, text: str = "module {}", key: str | None = None, **code: Any) -> Compiled:
     """A compiled kernel with facts of its code object."""
     made = make_compiled(name, text, key)
-    return replace(made, entries=tuple(replace(entry, code=(replace(CODE, **code),)) for entry in made.entries))
+    return replace(made, entries=tuple(replace(entry, code=(CODE._replace(**code),)) for entry in made.entries))
 
 
 def flydsl_here(**changes: Any) -> FlyDSL:
@@ -115,11 +123,14 @@ def make_pack(
     arch: str = "gfx950",
     missing: Sequence[tuple[Job, str]] = (),
     packages: dict[str, Any] | None = None,
-    about: dict[str, Any] = ABOUT,
+    about: About = ABOUT,
 ) -> Path:
     if packages:
-        about = {**about, "source": {**about["source"], "packages": packages}}
-    manifest, payloads = make_manifest(arch, flydsl or flydsl_here(), compiled, missing, about)
+        described = {name: PackageFacts(**facts) for name, facts in packages.items()}
+        about = about._replace(source=about.source._replace(packages=described))
+    manifest, payloads = make_manifest(
+        arch, flydsl or flydsl_here(), compiled, [missing_kernel(*one) for one in missing], about
+    )
     write_pack(path, encode_pack(manifest, payloads))
     return path
 
@@ -148,7 +159,7 @@ def files_of(wheel: Path) -> dict[str, bytes]:
 
 def forge(path: Path, manifest: Any, payloads: bytes, **sizes: int) -> Path:
     """A pack whose outer hash is right whatever its manifest says."""
-    raw = manifest if isinstance(manifest, bytes) else json.dumps(manifest).encode()
+    raw = manifest if isinstance(manifest, bytes) else json.dumps(to_json(manifest)).encode()
     packed = (compress(raw), compress(payloads))
     header = struct.pack(
         "<4Q",

@@ -22,6 +22,7 @@ from aiter_flydsl_prebuild.builder import rules
 from aiter_flydsl_prebuild.builder.proof import open_subject
 from aiter_flydsl_prebuild.builder.tables import Shape
 from aiter_flydsl_prebuild.errors import CheckError, InputError
+from aiter_flydsl_prebuild.manifest import to_json
 from aiter_flydsl_prebuild.pack import Pack
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.aiter import installed, needs, ops, tables
@@ -63,7 +64,8 @@ def names(reach: Any, **wanted: Any) -> list[str]:
 def manifest_of(wheel: Path, folder: Path) -> dict[str, Any]:
     """The manifest of a wheel's one pack."""
     (pack,) = open_subject(wheel, folder).packs
-    return Pack(str(pack)).manifest
+    found: dict[str, Any] = to_json(Pack(str(pack)).manifest)
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.binding import InstalledCode, find_package, installed_version
 from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, unpacked
 from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, read_install
+from aiter_flydsl_prebuild.manifest import to_json
 from aiter_flydsl_prebuild.pack import Pack, PackError
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.base import Options
@@ -108,7 +109,7 @@ def test_kernels_of_other_code_are_left_out_with_one_line(server: Server) -> Non
     server.version("1.1")
     line = (
         f"a.fkpack: 4 kernels were compiled from theirs 1.0, installed is theirs 1.1 with other code ({FILES[0]}): "
-        "k0 (N=128, K=256), k1 (N=128, K=256), k2 (N=128, K=256) and 1 more"
+        f"{', '.join(make_job(f'k{number}').label for number in range(3))} and 1 more"
     )
     found = server.start()
     assert (found["packs"][0]["kernels"], found["problems"]) == (2, [line])
@@ -201,8 +202,7 @@ def test_packs_of_older_releases_are_read_and_status_says_what_they_lack(server:
         [make_compiled(path="gemm_01/0.pkl")],
         flydsl_here(generation=cache.CALL_KEY, identities={interpreter_abi(): [getattr(INSTALL, "identity", None)]}),
     )
-    manifest = {k: v for k, v in Pack(str(old)).manifest.items() if k not in ("files", "file_sets")}
-    forge(old, manifest, b"".join(Pack(str(old)).raw_payloads()))
+    assert not {"files", "file_sets"} & set(to_json(Pack(str(old)).manifest))
     server.environ["AITER_FLYDSL_PREBUILD_PACKS"] = str(old)
     assert server.strict()["packs"][0]["kernels"] == 1
     what = "1 kernel built by a release that does not record which code kernels are compiled from: not compared"
@@ -211,12 +211,12 @@ def test_packs_of_older_releases_are_read_and_status_says_what_they_lack(server:
 
 def test_kernels_share_their_sets_of_files_and_keep_them(server: Server) -> None:
     pack = Pack(str(server.pack))
-    assert pack.manifest["files"] == [list(file) for file in server.bound(*FILES)]
-    assert len(pack.manifest["file_sets"]) == 3
+    assert pack.files == tuple(server.bound(*FILES))
+    assert len(pack.manifest.file_sets) == 3
     files = {compiled.job.name: compiled.files for compiled in unpacked(pack)}
     assert files["k1"] == server.bound(FILES[0], FILES[2])
     again = make_manifest("gfx950", flydsl_here(), list(unpacked(pack)), [], ABOUT)
-    assert again[0]["file_sets"] == pack.manifest["file_sets"]
+    assert again[0].file_sets == pack.manifest.file_sets
     assert encode_pack(*again)
 
 
@@ -235,7 +235,7 @@ FAULTS: dict[str, Any] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_binding_that_is_not_well_formed_is_refused(server: Server, fault: str) -> None:
     pack = Pack(str(server.pack))
-    forge(server.pack, {**pack.manifest, **FAULTS[fault]}, b"".join(pack.raw_payloads()))
+    forge(server.pack, {**to_json(pack.manifest), **FAULTS[fault]}, b"".join(pack.raw_payloads()))
     with pytest.raises(PackError, match="broken manifest"):
         Pack(str(server.pack))
 
@@ -291,5 +291,6 @@ def test_a_built_wheel_says_what_it_was_compiled_from(wheel: Path) -> None:
     code = InstalledCode()
     assert len(pack.files) == 2
     assert all(code.digest(path) == digest for path, digest in pack.files)
-    assert {kernel.files for kernel in pack.kernels} == {(0, 1)}
-    assert pack.packages == {"aiter_flydsl_prebuild": ("aiter-flydsl-prebuild", "0.1.0")}
+    assert {pack.manifest.files_of(kernel) for kernel in pack.kernels} == {pack.files}
+    ((package, facts),) = pack.manifest.source.packages.items()
+    assert (package, facts.distribution, facts.version) == ("aiter_flydsl_prebuild", "aiter-flydsl-prebuild", "0.1.0")

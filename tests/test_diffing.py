@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from aiter_flydsl_prebuild.builder.compiling import Compiled
 from aiter_flydsl_prebuild.builder.diffing import diff
 from aiter_flydsl_prebuild.builder.packing import encode_pack
+from aiter_flydsl_prebuild.manifest import to_json
 from aiter_flydsl_prebuild.pack import Pack
 from conftest import prebuild
-from packs import flydsl_here, make_pack
+from packs import flydsl_here, make_pack, make_shape
 from packs import make_described as kernel
 
 
@@ -36,7 +37,7 @@ def test_kernel_by_kernel(tmp_path: Path) -> None:
     ]
     found = diff([pack(tmp_path / "a.fkpack", old)], [pack(tmp_path / "b.fkpack", new)])
     (one,) = found.packs
-    where = " (N=128, K=256, scales 32x32)"
+    where = " (N=128, K=256, scales 32x32, mxscale_bmm)"
     assert (one.added, one.dropped, one.same) == ([f"new{where}"], [f"gone{where}"], 1)
     assert {change.kernel.split()[0]: change.changes for change in one.changed} == {
         "code": {
@@ -54,19 +55,21 @@ def test_kernel_by_kernel(tmp_path: Path) -> None:
 
 def test_what_describes_the_packs(tmp_path: Path) -> None:
     a = pack(tmp_path / "a.fkpack", [kernel("same")])
-    manifest = json.loads(json.dumps(a.manifest))
+    manifest = to_json(a.manifest)
     manifest["source"]["digest"] = "new"
-    manifest["plan"]["shapes"] = [{"n": 8, "k": 64, "cu_num": 256, "uncovered": [[1, 4]], "other": []}]
-    manifest["plan"]["tables"] = [{"file": "t.csv", "sha256": "ff"}]
+    manifest["plan"]["shapes"] = [to_json(make_shape(8, 64, uncovered=((1, 4),)))]
+    manifest["plan"]["tables"] = [{"file": "t.csv", "sha256": "f" * 64}]
+    manifest["new_key"] = 1
     (tmp_path / "b.fkpack").write_bytes(encode_pack(manifest, [text.encode() for text in a.payloads()]))
     found = diff([a], [Pack(str(tmp_path / "b.fkpack"))])
     assert found.same_kernels
     assert not found.identical
     assert found.packs[0].about == {
-        "source.digest": (None, "new"),
-        "tables.t.csv": (None, "ff"),
-        "uncovered.N=8, K=64, 256 CUs": (None, [[1, 4]]),
-        "other.N=8, K=64, 256 CUs": (None, []),
+        "source.digest": ("0" * 64, "new"),
+        "tables.t.csv": (None, "f" * 64),
+        "uncovered.N=8, K=64, scales 32x32, mxscale_bmm, 256 CUs": (None, [[1, 4]]),
+        "other.N=8, K=64, scales 32x32, mxscale_bmm, 256 CUs": (None, []),
+        "new_key": (None, 1),
     }
 
 
@@ -103,7 +106,7 @@ def test_it_mirrors(tmp_path: Path, one: list[Compiled], other: list[Compiled]) 
     assert (there.added, there.dropped, there.same) == (back.dropped, back.added, back.same)
     mirrored = {change.kernel: {k: v[::-1] for k, v in change.changes.items()} for change in back.changed}
     assert mirrored == {change.kernel: change.changes for change in there.changed}
-    assert diff([a], [b]).same_kernels == (a.manifest["kernels"] == b.manifest["kernels"] and a.content == b.content)
+    assert diff([a], [b]).same_kernels == (a.kernels == b.kernels and a.content == b.content)
 
 
 def test_the_command(wheel: Path, tmp_path: Path) -> None:
@@ -115,8 +118,11 @@ def test_the_command(wheel: Path, tmp_path: Path) -> None:
     text = prebuild("diff", str(a), str(b))
     assert text.returncode == 0
     assert "1 added, 1 dropped, 1 changed, 0 the same" in text.stdout
-    assert "  + three (N=128, K=256, scales 32x32)\n  - one (N=128, K=256, scales 32x32)" in text.stdout
-    assert "  ~ two (N=128, K=256, scales 32x32): code, vgpr 128 -> 200" in text.stdout
+    assert (
+        "  + three (N=128, K=256, scales 32x32, mxscale_bmm)\n  - one (N=128, K=256, scales 32x32, mxscale_bmm)"
+        in text.stdout
+    )
+    assert "  ~ two (N=128, K=256, scales 32x32, mxscale_bmm): code, vgpr 128 -> 200" in text.stdout
     found = prebuild("diff", str(a), str(b), "--json", "--exit-code")
     assert found.returncode == 1
     assert json.loads(found.stdout)["packs"][0]["changed"][0]["changes"]["vgpr"] == [128, 200]

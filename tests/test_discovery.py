@@ -19,7 +19,7 @@ from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.flydsl_install import read_install
 from aiter_flydsl_prebuild.startup import at_startup
 from conftest import prebuild, run_python
-from packs import PROVABLE, make_compiled, make_pack
+from packs import make_compiled, make_pack
 
 PACKAGE_ROOT = str(Path(aiter_flydsl_prebuild.__file__).parent.parent)
 
@@ -67,7 +67,7 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / "project" / name / "flydsl_kernels").mkdir(parents=True)
         (root / "project" / name / "__init__.py").write_text("raise ImportError('nobody asked for me')\n")
         kernels = [make_compiled(f"{name}{number}", f"module {{ {name} {number} }}") for number in range(3)]
-        make_pack(root / "project" / name / "flydsl_kernels" / f"{name}.fkpack", kernels, about=PROVABLE)
+        make_pack(root / "project" / name / "flydsl_kernels" / f"{name}.fkpack", kernels)
     (root / "project" / "pyproject.toml").write_text(PROJECT.format(source="source"))
     python = make_venv(root / "venv", PACKAGE_ROOT)
     install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--ignore-installed"]
@@ -212,7 +212,7 @@ def two_flydsls(tmp_path: Path) -> Path:
 
 
 def test_every_command_names_both_of_two_flydsls(two_flydsls: Path, environ: dict[str, str], tmp_path: Path) -> None:
-    pack = make_pack(tmp_path / "a.fkpack", [make_compiled()], about=PROVABLE)
+    pack = make_pack(tmp_path / "a.fkpack", [make_compiled()])
     environ |= {PACKS_VARIABLE: str(pack), "PYTHONPATH": os.pathsep.join([str(two_flydsls), PACKAGE_ROOT])}
     installed = read_install()
     assert installed is not None

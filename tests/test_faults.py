@@ -124,7 +124,9 @@ def test_a_kernel_without_a_key_for_this_python(environ: dict[str, str], tmp_pat
     pack.kernels[1].entries[0].paths["cp27"] = "gemm_02/1.pkl"
     fit = fitting.fit(pack, ["gfx950"], install, flydsl_cache.NO_BITCODE)
     assert fit.kernels == 1
-    assert fit.reasons == [f"1 kernel got keys for cp27 alone, none for {install.abi}: k1 (N=128, K=256)"]
+    assert fit.reasons == [
+        f"1 kernel got keys for cp27 alone, none for {install.abi}: k1 (N=128, K=256, scales 32x32, mxscale_bmm)"
+    ]
 
 
 def test_a_bundled_folder_that_cannot_be_read(environ: dict[str, str], tmp_path: Path, monkeypatch: Any) -> None:

@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_diffing import kernel
 
 from aiter_flydsl_prebuild.builder.gates import Gates, parse_known_bad, parse_size
-from aiter_flydsl_prebuild.builder.packing import encode_pack
 from aiter_flydsl_prebuild.errors import InputError
+from aiter_flydsl_prebuild.manifest import LeftOut
 from aiter_flydsl_prebuild.pack import Pack
 from conftest import prebuild
-from packs import make_job, make_pack
+from packs import ABOUT, make_job, make_pack, make_shape
 
 
 @pytest.fixture
@@ -20,15 +19,13 @@ def pack(tmp_path: Path) -> Pack:
     """Built for tokens 1..8: one kernel that spills, one that is missing, one shape with a gap, one row left out."""
     lost = [(make_job("lost"), "reason")]
     kernels = [kernel("tidy"), kernel("spilling", vgpr_spills=5, sgpr_spills=2)]
-    made = Pack(str(make_pack(tmp_path / "a.fkpack", kernels, missing=lost)))
-    manifest: dict[str, Any] = json.loads(json.dumps(made.manifest))
-    shape = {"n": 8, "k": 64, "cu_num": 256, "w_scale_block": "32x32", "other": [], "uncovered": [[3, 4], [7, 7]]}
-    manifest["plan"]["shapes"] = [shape]
-    manifest["plan"]["left_out"] = [{"op": "mxscale_2d", "kernels": 2, "shapes": 1, "reason": "no entry point"}]
-    manifest["plan"]["undecodable"] = ["of_another_library"]
-    path = tmp_path / "b.fkpack"
-    path.write_bytes(encode_pack(manifest, [text.encode() for text in made.payloads()]))
-    return Pack(str(path))
+    plan = ABOUT.plan._replace(
+        shapes=(make_shape(8, 64, uncovered=((3, 4), (7, 7))),),
+        left_out=(LeftOut("mxscale_2d", 2, 1, "no entry point"),),
+        undecodable=("of_another_library",),
+    )
+    about = ABOUT._replace(plan=plan)
+    return Pack(str(make_pack(tmp_path / "a.fkpack", kernels, missing=lost, about=about)))
 
 
 def test_without_limits_everything_passes(pack: Pack) -> None:
@@ -38,14 +35,14 @@ def test_without_limits_everything_passes(pack: Pack) -> None:
 def test_each_gate_lists_what_is_wrong(pack: Pack) -> None:
     assert Gates(max_size=100).check([pack], 130) == ["size: 130 bytes, 30 more than --max-size allows"]
     assert Gates(max_size=130).check([pack], 130) == []
-    spills = "spills: spilling (N=128, K=256, scales 32x32) spills 5 VGPRs and 2 SGPRs, --max-spills is 6"
+    spills = "spills: spilling (N=128, K=256, scales 32x32, mxscale_bmm) spills 5 VGPRs and 2 SGPRs, --max-spills is 6"
     assert Gates(max_spills=6).check([pack], 1) == [spills]
     assert Gates(max_spills=7).check([pack], 1) == []
     assert Gates(coverage=(4, 12)).check([pack], 1) == [
         "coverage: mxscale_2d: 2 kernels of 1 shapes: no entry point",
-        "coverage: lost (N=128, K=256, scales 32x32) is not in the pack: tokens 4..8",
+        "coverage: lost (N=128, K=256, scales 32x32, mxscale_bmm) is not in the pack: tokens 4..8",
         "coverage: the kernels were built for tokens 1..8, not for 9..12",
-        "coverage: N=8, K=64, scales 32x32, 256 CUs: no row serves tokens 4, 7",
+        "coverage: N=8, K=64, scales 32x32, mxscale_bmm, 256 CUs: no row serves tokens 4, 7",
     ]
     bad = (f"flydsl=={pack.version}", "linker==LLD", "flydsl==0.0.1")
     assert Gates(known_bad=bad).check([pack], 1) == [

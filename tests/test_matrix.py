@@ -172,7 +172,7 @@ def test_warming_builds_the_engine_that_serving_uses(built: Built, tmp_path: Pat
     report = found["report"]
     assert (report["ok"], report["launched"], report["compiled"], report["problems"]) == (True, True, 0, [])
     assert [(call["kernel"], call["error"]) for call in report["calls"]] == [
-        ("tiny (N=128, K=256, scales 32x32)", None)
+        ("tiny (N=128, K=256, scales 32x32, mxscale_bmm)", None)
     ]
     assert found["warmed"] == {"hipModuleLoadData": 1, "hipModuleLaunchKernel": 1}
     assert found["after"] == {"hipModuleLoadData": 1, "hipModuleLaunchKernel": 2}

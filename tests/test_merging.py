@@ -8,11 +8,12 @@ import pytest
 
 from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild import seed
-from aiter_flydsl_prebuild.builder.compiling import Compiled, FlyDSL
+from aiter_flydsl_prebuild.builder.compiling import Compiled
 from aiter_flydsl_prebuild.builder.merging import merge_packs
-from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, write_pack
+from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, missing_kernel, write_pack
 from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, read_install
+from aiter_flydsl_prebuild.manifest import FlyDSL
 from aiter_flydsl_prebuild.pack import Pack
 from conftest import prebuild
 from packs import ABOUT, flydsl_here, make_compiled, make_job, make_pack
@@ -51,7 +52,7 @@ def test_several_pythons_share_payloads(tmp_path: Path) -> None:
     here = interpreter_abi()
     packs = [make_pack(tmp_path / f"{abi}.fkpack", for_abi(abi, range(6)), old_flydsl(abi)) for abi in (here, "cp399")]
     merged = Pack(str(merge_packs(packs, tmp_path)[0]))
-    assert len(merged.manifest["payloads"]) == 6
+    assert len(merged.manifest.payloads) == 6
     assert sorted(merged.identities) == sorted([here, "cp399"])
     assert sorted(merged.kernels[0].entries[0].paths) == sorted([here, "cp399"])
     environ = {
@@ -78,7 +79,9 @@ def test_a_contradiction_is_refused_and_named(tmp_path: Path) -> None:
     other = make_pack(
         tmp_path / "other.fkpack", for_abi("cp312", range(2, 3), text="module { x }"), old_flydsl("cp312")
     )
-    with pytest.raises(CheckError, match=r"k2 \(N=128, K=256, scales 32x32\) is not the same kernel in all packs"):
+    with pytest.raises(
+        CheckError, match=r"k2 \(N=128, K=256, scales 32x32, mxscale_bmm\) is not the same kernel in all packs"
+    ):
         merge_packs([one, other], tmp_path)
     assert prebuild("merge", one, other, "--out", tmp_path / "dist").returncode == 1
 
@@ -104,19 +107,19 @@ def test_parts_of_different_builds_are_refused(tmp_path: Path) -> None:
 def test_what_one_part_lacks_another_may_have(tmp_path: Path) -> None:
     paths = []
     for name, kernels, lost in (("a", KERNELS[:1], ["k1", "k9"]), ("b", KERNELS[1:2], ["k9"])):
-        missing = [(make_job(kernel), "failed") for kernel in lost]
+        missing = [missing_kernel(make_job(kernel), "failed") for kernel in lost]
         manifest, payloads = make_manifest("gfx950", flydsl_here(), kernels, missing, ABOUT)
         paths.append(tmp_path / f"{name}.fkpack")
         write_pack(paths[-1], encode_pack(manifest, payloads))
     merged = Pack(str(merge_packs(paths, tmp_path)[0]))
     assert [kernel.name for kernel in merged.kernels] == ["k0", "k1"]
-    assert [job["name"] for job in merged.manifest["missing"]] == ["k9"]
+    assert [kernel.name for kernel in merged.missing] == ["k9"]
 
 
 def test_packs_of_one_name_are_told_apart_and_the_difference_is_named(tmp_path: Path) -> None:
     paths = []
-    for folder, tokens in (("a", [1, 8]), ("b", [9, 16])):
-        about = {**ABOUT, "plan": {**ABOUT["plan"], "tokens": tokens}}
+    for folder, tokens in (("a", (1, 8)), ("b", (9, 16))):
+        about = ABOUT._replace(plan=ABOUT.plan._replace(tokens=tokens))
         manifest, payloads = make_manifest("gfx950", flydsl_here(), KERNELS, [], about)
         (tmp_path / folder).mkdir()
         paths.append(tmp_path / folder / "p.fkpack")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.packing import make_manifest
+from aiter_flydsl_prebuild.builder.packing import make_manifest, missing_kernel
 from aiter_flydsl_prebuild.errors import CheckError
+from aiter_flydsl_prebuild.manifest import to_json
 from aiter_flydsl_prebuild.pack import Pack, PackError, read_header
 from packs import ABOUT, FIELDS, flydsl_here, forge, make_compiled, make_job, make_pack
 
@@ -22,7 +23,7 @@ def pack(tmp_path: Path) -> Path:
 
 def manifest_of(path: Path) -> tuple[dict[str, Any], bytes]:
     pack = Pack(str(path))
-    return pack.manifest, "".join(pack.payloads()).encode()
+    return to_json(pack.manifest), "".join(pack.payloads()).encode()
 
 
 def test_what_goes_in_comes_out(pack: Path) -> None:
@@ -37,7 +38,7 @@ def test_what_goes_in_comes_out(pack: Path) -> None:
 
 def test_equal_payloads_are_stored_once(tmp_path: Path) -> None:
     path = make_pack(tmp_path / "a.fkpack", [make_compiled(f"k{i}", "module { same }") for i in range(9)])
-    assert len(Pack(str(path)).manifest["payloads"]) == 1
+    assert len(Pack(str(path)).manifest.payloads) == 1
 
 
 def test_the_order_of_jobs_does_not_show(tmp_path: Path) -> None:
@@ -50,7 +51,9 @@ def test_the_order_of_jobs_does_not_show(tmp_path: Path) -> None:
 def test_one_key_with_two_codes_fails_the_build() -> None:
     key = "0" * 64
     kernels = [make_compiled("a", "module { a }", key), make_compiled("b", "module { b }", key)]
-    with pytest.raises(CheckError, match=r"a \(N=128, K=256, scales 32x32\) and b .* different code under one key"):
+    with pytest.raises(
+        CheckError, match=r"a \(N=128, K=256, scales 32x32, mxscale_bmm\) and b .* different code under one key"
+    ):
         make_manifest("gfx950", flydsl_here(), kernels, [], ABOUT)
 
 
@@ -58,12 +61,14 @@ def test_one_key_with_one_code_is_fine() -> None:
     key = "0" * 64
     kernels = [make_compiled("a", "module { a }", key), make_compiled("b", "module { a }", key)]
     manifest, payloads = make_manifest("gfx950", flydsl_here(), kernels, [], ABOUT)
-    assert (len(manifest["kernels"]), len(payloads)) == (2, 1)
+    assert (len(manifest.kernels), len(payloads)) == (2, 1)
 
 
 def test_missing_kernels_are_listed() -> None:
-    manifest, _ = make_manifest("gfx950", flydsl_here(), [make_compiled()], [(make_job("lost"), "LLVM said no")], ABOUT)
-    assert [(m["name"], m["reason"]) for m in manifest["missing"]] == [("lost", "LLVM said no")]
+    manifest, _ = make_manifest(
+        "gfx950", flydsl_here(), [make_compiled()], [missing_kernel(make_job("lost"), "LLVM said no")], ABOUT
+    )
+    assert [(m.name, m.reason) for m in manifest.missing] == [("lost", "LLVM said no")]
 
 
 def test_every_damaged_byte_is_noticed(pack: Path) -> None:

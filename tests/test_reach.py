@@ -25,7 +25,7 @@ from aiter_flydsl_prebuild.builder.reach import (
 )
 from aiter_flydsl_prebuild.builder.tables import Row, Shape, TableFile, Tables, read_tables
 from aiter_flydsl_prebuild.errors import InputError
-from aiter_flydsl_prebuild.sources.base import LeftOut
+from aiter_flydsl_prebuild.manifest import LeftOut
 
 RULES = ("newest", "august")
 V41 = "dsv41_a8w8_blockscale_mxscale_bpreshuffle_tuned_gemm.csv"

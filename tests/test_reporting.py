@@ -13,7 +13,6 @@ import struct
 import subprocess
 import zlib
 from pathlib import Path
-from typing import Any
 from xml.etree.ElementTree import Element
 
 import html5lib
@@ -22,9 +21,10 @@ import pytest
 from aiter_flydsl_prebuild.builder import reporting
 from aiter_flydsl_prebuild.builder.occupancy import waves_per_simd
 from aiter_flydsl_prebuild.builder.reporting import Subject
+from aiter_flydsl_prebuild.manifest import LeftOut, Manifest, OtherFacts, Range
 from aiter_flydsl_prebuild.pack import Pack
 from conftest import HERE, prebuild
-from packs import make_described, make_job, make_pack
+from packs import make_described, make_job, make_pack, make_shape
 
 XHTML = "{http://www.w3.org/1999/xhtml}"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -38,29 +38,24 @@ def parsed(page: str) -> Element:
 
 
 @pytest.fixture
-def manifest(tmp_path: Path) -> dict[str, Any]:
+def manifest(tmp_path: Path) -> Manifest:
     """Tokens 3..100: two kernels with a gap and another library between them; one kernel failed, one spills."""
     kernels = [make_described("one"), make_described(EVIL, vgpr_spills=3)]
-    pack = Pack(str(make_pack(tmp_path / "a.fkpack", kernels, missing=[(make_job("lost"), "reason")])))
-    found: dict[str, Any] = json.loads(json.dumps(pack.manifest))
-    tokens = {"one": [[3, 16], [64, 64]], EVIL: [[33, 63], [66, 100]]}
-    for kernel in found["kernels"]:
-        kernel["tokens"] = tokens[kernel["name"]]
-    layer = {name: found["kernels"][0][name] for name in ("op", "n", "k", "w_scale_block", "q_dtype_w")}
-    shape = {
-        **layer,
-        "cu_num": 256,
-        "uncovered": [[17, 20], [65, 65]],
-        "other": [{"libtype": "ck", "tokens": [[21, 32]]}],
-    }
-    found["plan"] |= {"tokens": [3, 100], "shapes": [shape]}
-    found["plan"]["left_out"] = [{"op": "mxscale_2d", "kernels": 2, "shapes": 1, "reason": EVIL}]
-    return found
+    found = Pack(str(make_pack(tmp_path / "a.fkpack", kernels, missing=[(make_job("lost"), "reason")]))).manifest
+    tokens: dict[str, tuple[Range, ...]] = {"one": ((3, 16), (64, 64)), EVIL: ((33, 63), (66, 100))}
+    plan = found.plan._replace(
+        tokens=(3, 100),
+        shapes=(make_shape(uncovered=((17, 20), (65, 65)), other=(OtherFacts("ck", ((21, 32),)),)),),
+        left_out=(LeftOut("mxscale_2d", 2, 1, EVIL),),
+    )
+    return found._replace(plan=plan, kernels=tuple(k._replace(tokens=tokens[k.name]) for k in found.kernels))
 
 
-def test_the_page_is_one_file_and_takes_names_as_text(manifest: dict[str, Any]) -> None:
+def test_the_page_is_one_file_and_takes_names_as_text(manifest: Manifest) -> None:
     failed = [f"lost (N=128): {EVIL}\nmore"]
-    page = reporting.html(Subject(manifest, 1000, {"one (N=128, K=256, scales 32x32)": 1.25}, None, failed))
+    page = reporting.html(
+        Subject(manifest, 1000, {"one (N=128, K=256, scales 32x32, mxscale_bmm)": 1.25}, None, failed)
+    )
     root = parsed(page)
     assert page.count("<script") == 1
     assert EVIL not in page
@@ -70,7 +65,7 @@ def test_the_page_is_one_file_and_takes_names_as_text(manifest: dict[str, Any]) 
         assert words in text
     headings = [element.text for element in root.iter() if element.tag in (f"{XHTML}h1", f"{XHTML}h2")]
     assert headings == [
-        "reference kernels for gfx950, FlyDSL " + manifest["flydsl"]["version"],
+        "reference kernels for gfx950, FlyDSL " + manifest.flydsl.version,
         "Kernels that could not be built",
         "Left out",
         "Coverage",
@@ -79,7 +74,7 @@ def test_the_page_is_one_file_and_takes_names_as_text(manifest: dict[str, Any]) 
     ]
 
 
-def test_the_map_covers_every_token_count_once(manifest: dict[str, Any]) -> None:
+def test_the_map_covers_every_token_count_once(manifest: Manifest) -> None:
     root = parsed(reporting.html(Subject(manifest)))
     bars = [e for e in root.iter(f"{SVG}rect") if e.get("class") == "bar"]
     spans = sorted((float(e.get("x", 0)), float(e.get("x", 0)) + float(e.get("width", 0))) for e in bars)
@@ -120,7 +115,7 @@ def pixels(png: bytes) -> tuple[int, int, int]:
     return width, height, len(set(zlib.decompress(data)))
 
 
-def test_the_picture(manifest: dict[str, Any]) -> None:
+def test_the_picture(manifest: Manifest) -> None:
     picture = reporting.png(Subject(manifest))
     width, height, different = pixels(picture)
     assert (width, height) == (1760, 320)
@@ -128,22 +123,32 @@ def test_the_picture(manifest: dict[str, Any]) -> None:
     assert reporting.png(Subject(manifest)) == picture
 
 
-def test_the_summary(manifest: dict[str, Any]) -> None:
-    seconds = {"one (N=128, K=256, scales 32x32)": 1.25}
+def test_the_summary(manifest: Manifest) -> None:
+    seconds = {"one (N=128, K=256, scales 32x32, mxscale_bmm)": 1.25}
     proof = {"ok": True, "dispatches": 1234567, "compiled": 0, "problems": []}
     text = reporting.markdown(Subject(manifest, 12345, seconds, proof))
     assert "✅ proven: 1,234,567 dispatches, 0 compiles" in text
     assert "| bytes of the pack | 12,345 |" in text
     assert "| uncovered tokens | 5 |" in text
-    assert "| one | N 128, K 256, 32x32 | 1.25 |" in text
+    assert "| one | N 128, K 256, 32x32, mxscale\\_bmm | 1.25 |" in text
     assert "1 kernels spill registers" in text
     assert "&lt;script>" in text
     assert "❌ 1 kernels could not be built" in reporting.markdown(Subject(manifest, failed=["lost: reason"]))
     assert "⚪ not proven here" in reporting.markdown(Subject(manifest))
 
 
-def test_a_plan_without_shapes_and_kernels(manifest: dict[str, Any], tmp_path: Path) -> None:
-    empty = {**manifest, "kernels": [], "plan": {**manifest["plan"], "shapes": [], "left_out": []}}
+def test_kernels_that_share_a_payload_are_counted(manifest: Manifest) -> None:
+    assert ("kernels that share a payload", "2 in 1") in reporting.facts(Subject(manifest))
+    assert [row.sharing for row in reporting.rows(Subject(manifest))] == [2, 2]
+    cells = [element.text for element in parsed(reporting.html(Subject(manifest))).iter(f"{XHTML}td")]
+    assert cells[3] == "2"
+    alone = manifest._replace(kernels=manifest.kernels[:1])
+    assert [row.sharing for row in reporting.rows(Subject(alone))] == [1]
+    assert not any("share" in name for name, _ in reporting.facts(Subject(alone)))
+
+
+def test_a_plan_without_shapes_and_kernels(manifest: Manifest, tmp_path: Path) -> None:
+    empty = manifest._replace(kernels=(), plan=manifest.plan._replace(shapes=(), left_out=()))
     page = reporting.html(Subject(empty))
     assert "There is no kernel." in page
     assert "The plan has no shapes." in page
@@ -198,7 +203,7 @@ def test_a_build_that_fails_reports_what_failed(tmp_path: Path) -> None:
     assert "no such instruction on gfx950" in (tmp_path / "report" / "report.html").read_text()
 
 
-def test_a_browser_shows_it(manifest: dict[str, Any], tmp_path: Path) -> None:
+def test_a_browser_shows_it(manifest: Manifest, tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium here")

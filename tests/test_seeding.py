@@ -13,10 +13,10 @@ import pytest
 
 from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild import seed, status
-from aiter_flydsl_prebuild.builder.compiling import FlyDSL
 from aiter_flydsl_prebuild.discovery import find_packs
 from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.flydsl_install import read_install
+from aiter_flydsl_prebuild.manifest import FlyDSL
 from aiter_flydsl_prebuild.pack import Pack
 from aiter_flydsl_prebuild.seeding import SeedReport
 from conftest import prebuild
@@ -116,20 +116,26 @@ def test_kernels_that_linked_bitcode_are_bound_to_it(machine: Machine, tmp_path:
     assert report.kernels == 1
     here = cache.bitcode_digest(str(tmp_path / "rocm"))
     what = f"linked the device bitcode of another ROCm ({digest[:12]}, here it is {here[:12]})"
-    assert report.problems == [f"b.fkpack: 1 kernel {what}: bound (N=128, K=256)"]
+    assert report.problems == [f"b.fkpack: 1 kernel {what}: {make_job('bound').label}"]
     with pytest.raises(CheckError, match="bound"):
         machine.seed(pack, mode="strict")
 
 
 def test_kernels_that_could_not_be_built_are_named(machine: Machine, tmp_path: Path) -> None:
-    lost = [(make_job(f"lost{i}\n"), "reason") for i in range(5)]
+    lost = [(make_job(f"lost{i}"), "reason") for i in range(5)]
     pack = make_pack(tmp_path / "b.fkpack", [make_compiled("here")], missing=lost)
     report = machine.seed(pack)
-    named = ", ".join(f"lost{i}\\n (N=128, K=256)" for i in range(3))
+    named = ", ".join(make_job(f"lost{i}").label for i in range(3))
     assert report.kernels == 1
     assert report.problems == [f"b.fkpack: 5 kernels could not be built and will be compiled: {named} and 2 more"]
     with pytest.raises(CheckError, match="lost0"):
         machine.seed(pack, mode="strict")
+
+
+def test_a_name_that_would_forge_lines_of_a_log_is_refused(machine: Machine, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "b.fkpack", [make_compiled("here")], missing=[(make_job("lost\nINFO all is well"), "")])
+    (line,) = machine.seed(pack).problems
+    assert line == f"{pack}: broken manifest: missing: [0] name: 'lost\\nINFO all is well' is not printable text"
 
 
 def test_older_generations_take_the_paths_of_their_abi(machine: Machine, tmp_path: Path, monkeypatch: Any) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.compiling import FlyDSL
 from aiter_flydsl_prebuild.builder.wheelcheck import wheel_problems
 from aiter_flydsl_prebuild.flydsl_cache import CALL_KEY
+from aiter_flydsl_prebuild.manifest import FlyDSL, to_json
 from aiter_flydsl_prebuild.pack import Pack
 from conftest import prebuild
 from packs import files_of, flydsl_here, forge, make_compiled, make_pack, make_wheel
@@ -197,5 +197,5 @@ def test_several_packs_are_proven_one_after_the_other(wheel: Path, tmp_path: Pat
 
 def json_of(path: Path) -> tuple[dict[str, Any], bytes]:
     read = Pack(str(path))
-    manifest: dict[str, Any] = json.loads(json.dumps(read.manifest))
+    manifest: dict[str, Any] = to_json(read.manifest)
     return manifest, "".join(read.payloads()).encode()

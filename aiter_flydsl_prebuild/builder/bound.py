@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.metadata import packages_distributions
-from typing import Any
 
 from ..binding import find_package, installed_version, package_of
+from ..manifest import PackageFacts, SourceFile
 from ..sources.base import Job, Source
 from .digests import digest, file_digest
 
-Files = tuple[tuple[str, str], ...]
+Files = tuple[SourceFile, ...]
 """Path below the import system's folders and sha256 of each file, sorted."""
 
 
@@ -22,7 +22,7 @@ def files_of(source: Source, job: Job) -> Files:
     return tuple(sorted((path, file_digest(file)) for path, file in source.bound_files(job).items()))
 
 
-def describe_packages(source: Source, files: Iterable[Files]) -> dict[str, dict[str, Any]]:
+def describe_packages(source: Source, files: Iterable[Files]) -> dict[str, PackageFacts]:
     """What the manifest says of each package that kernels are bound to: its distribution, version and code.
 
     :param files: of every kernel of a build, so that each part of it says the same.
@@ -38,11 +38,7 @@ def describe_packages(source: Source, files: Iterable[Files]) -> dict[str, dict[
         distribution = source.distribution if own else None
         distribution = distribution or next(iter(distributions.get(package, ())), None)
         version = known.get("version") or installed_version(package, distribution, find_package(package))
-        facts = {
-            "distribution": distribution,
-            "version": version or "unknown",
-            "commit": known.get("commit"),
-            "digest": digest(contents),
-        }
-        described[package] = {name: value for name, value in facts.items() if value is not None}
+        described[package] = PackageFacts(
+            version or "unknown", digest(contents), distribution=distribution, commit=known.get("commit")
+        )
     return described

@@ -9,38 +9,14 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from ..errors import PrebuildError
+from ..manifest import CodeFacts
 
 _EMBEDDED = re.compile(r'#gpu\.object<#rocdl\.target<([^>]*)>.*?\bbin = "((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPE = re.compile(rb"\\([0-9A-Fa-f]{2}|.)", re.DOTALL)
 _NAMED_ESCAPES = {b"n": b"\n", b"t": b"\t"}
 _NT_AMDGPU_METADATA = 32
-
-
-@dataclass(frozen=True)
-class CodeFacts:
-    """One device function of a code object. Registers per lane (VGPR, AGPR) or wave (SGPR); LDS and scratch in bytes,
-    per workgroup and per lane; spills in registers; ``code_object_bytes`` of the whole ELF image it is in."""
-
-    symbol: str
-    vgpr: int
-    agpr: int
-    sgpr: int
-    lds: int
-    scratch: int
-    vgpr_spills: int
-    sgpr_spills: int
-    workgroup: int
-    wavefront: int
-    code_object_bytes: int
-    code_object_sha256: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The facts as the manifest holds them."""
-        return asdict(self)
 
 
 def embedded_code_objects(ir_text: str) -> list[tuple[str, bytes]]:

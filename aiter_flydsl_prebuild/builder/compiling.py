@@ -29,9 +29,10 @@ from ..flydsl_install import (
     known_identities,
     read_install,
 )
+from ..manifest import CodeFacts, FlyDSL
 from ..sources import load_source
 from ..sources.base import Job
-from .codeobject import CodeFacts, code_facts
+from .codeobject import code_facts
 from .processes import environment
 from .toolchain import Toolchain
 
@@ -47,12 +48,16 @@ class Task:
 
 @dataclass(frozen=True)
 class CompiledEntry:
-    """One file that FlyDSL left in its cache. Its names are an artifact key (0.5), or a path for each ABI."""
+    """One file that FlyDSL left in its cache. Its names are an artifact key (0.5), or a path for each ABI.
+
+    ``extra`` is what a pack says of it that this version does not know.
+    """
 
     artifact_key: str | None
     paths: tuple[tuple[str, str], ...]
     entry: cache.Entry
     code: tuple[CodeFacts, ...]
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def launcher(self) -> str:
@@ -72,7 +77,8 @@ class Compiled:
     """What a job gave. ``bitcode`` is the digest of the device bitcode that was linked, None where none was needed.
 
     ``seconds`` is what compiling it took, wherever that was. ``files`` are the source files that it was made from
-    (:func:`.bound.files_of`); the builder adds them, and packs of older releases have none.
+    (:func:`.bound.files_of`); the builder adds them, and packs of older releases have none. ``extra`` is what a pack
+    says of it that this version does not know.
     """
 
     job: Job
@@ -80,19 +86,7 @@ class Compiled:
     bitcode: str | None
     seconds: float = field(default=0.0, compare=False)
     files: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class FlyDSL:
-    """The FlyDSL that compiles. ``identities`` maps each CPython ABI to the wheels known to be this same compiler."""
-
-    version: str
-    generation: str
-    identities: dict[str, list[str]]
-
-    def to_json(self) -> dict[str, Any]:
-        """As the manifest holds it."""
-        return {"version": self.version, "generation": self.generation, "identities": self.identities}
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def building_flydsl() -> FlyDSL:

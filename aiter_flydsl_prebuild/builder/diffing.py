@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..pack import Pack, PackedKernel
-from .tables import LAYER
+from ..manifest import Manifest, PackedKernel, to_json
+from ..pack import Pack
 
 # Of a kernel's code objects: names in the manifest, summed where a kernel has several.
 _FACTS = ("vgpr", "agpr", "sgpr", "lds", "scratch", "vgpr_spills", "sgpr_spills", "code_object_bytes")
@@ -80,11 +80,7 @@ def diff(old: Sequence[Pack], new: Sequence[Pack]) -> Difference:
 
 
 def _by_target(packs: Sequence[Pack]) -> dict[tuple[str, str, str], Pack]:
-    return {(pack.arch, pack.version, _source(pack)): pack for pack in packs}
-
-
-def _source(pack: Pack) -> str:
-    return str(pack.manifest["source"].get("name", ""))
+    return {(pack.arch, pack.version, pack.manifest.source.name): pack for pack in packs}
 
 
 def _called(arch: str, flydsl: str, source: str) -> str:
@@ -92,33 +88,23 @@ def _called(arch: str, flydsl: str, source: str) -> str:
 
 
 def _diff_packs(old: Pack, new: Pack) -> PackDifference:
-    before, after = _by_layer(old), _by_layer(new)
-    added = [_label(after[key]) for key in after if key not in before]
-    dropped = [_label(before[key]) for key in before if key not in after]
-    common = [key for key in before if key in after]
-    changes = {key: dict(_changes(old, before[key], new, after[key])) for key in common}
-    changed = [KernelChange(_label(after[key]), changes[key]) for key in common if changes[key]]
+    before, after = ({kernel.label: kernel for kernel in pack.kernels} for pack in (old, new))
+    added = [label for label in after if label not in before]
+    dropped = [label for label in before if label not in after]
+    common = [label for label in before if label in after]
+    changes = {label: dict(_changes(old, before[label], new, after[label])) for label in common}
+    changed = [KernelChange(label, found) for label, found in changes.items() if found]
     about = dict(_about(old, new))
     return PackDifference(old.arch, old.version, about, added, dropped, changed, len(common) - len(changed))
 
 
-def _by_layer(pack: Pack) -> dict[tuple[Any, ...], PackedKernel]:
-    return {tuple(kernel.facts.get(name) for name in (*LAYER, "name")): kernel for kernel in pack.kernels}
-
-
-def _label(kernel: PackedKernel) -> str:
-    facts = kernel.facts
-    scale = f", scales {facts['w_scale_block']}" if facts.get("w_scale_block") else ""
-    return f"{kernel.name} (N={facts.get('n')}, K={facts.get('k')}{scale})"
-
-
 def _changes(old: Pack, before: PackedKernel, new: Pack, after: PackedKernel) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    ours, theirs = list(_codes(before)), list(_codes(after))
-    digests = [[code.get("code_object_sha256") for code in codes] for codes in (ours, theirs)]
+    ours, theirs = before.code, after.code
+    digests = [[code.code_object_sha256 for code in codes] for codes in (ours, theirs)]
     if digests[0] != digests[1]:
         yield "code", (digests[0], digests[1])
     for name in _FACTS:
-        values = [sum(code.get(name, 0) for code in codes) for codes in (ours, theirs)]
+        values = [sum(getattr(code, name) for code in codes) for codes in (ours, theirs)]
         if values[0] != values[1]:
             yield name, (values[0], values[1])
     if digests[0] == digests[1] and _payloads(old, before) != _payloads(new, after):
@@ -127,54 +113,44 @@ def _changes(old: Pack, before: PackedKernel, new: Pack, after: PackedKernel) ->
         yield "key", (None, None)
     if before.bitcode != after.bitcode:
         yield "bitcode", (before.bitcode, after.bitcode)
-    if before.facts.get("tokens") != after.facts.get("tokens"):
-        yield "tokens", (before.facts.get("tokens"), after.facts.get("tokens"))
-
-
-def _codes(kernel: PackedKernel) -> Iterator[dict[str, Any]]:
-    for entry in kernel.facts["entries"]:
-        yield from entry.get("code", ())
+    for name in ("tokens", "cu_num"):
+        values = [to_json(getattr(kernel, name)) for kernel in (before, after)]
+        if values[0] != values[1]:
+            yield name, (values[0], values[1])
+    if before.extra != after.extra:
+        yield "other facts", (before.extra, after.extra)
 
 
 def _payloads(pack: Pack, kernel: PackedKernel) -> list[Any]:
-    payloads = pack.manifest["payloads"]
-    return [(payloads[entry.payload]["sha256"], entry.fields) for entry in kernel.entries]
+    return [(pack.manifest.payloads[entry.payload].sha256, entry.fields) for entry in kernel.entries]
 
 
 def _keys(kernel: PackedKernel) -> list[Any]:
-    return [(entry.launcher, entry.artifact_key, sorted(entry.paths.items())) for entry in kernel.entries]
+    return [(entry.launcher, sorted(entry.names)) for entry in kernel.entries]
 
 
 def _about(old: Pack, new: Pack) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """What describes the packs as a whole, by dotted names; shapes by what no kernel or another library serves."""
-    before, after = dict(_flat(_described(old))), dict(_flat(_described(new)))
+    before, after = dict(_flat(_described(old.manifest))), dict(_flat(_described(new.manifest)))
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
             yield name, (before.get(name), after.get(name))
 
 
-def _described(pack: Pack) -> dict[str, Any]:
-    manifest = pack.manifest
-    plan = manifest.get("plan", {})
-    shapes = {_shape(shape): shape for shape in plan.get("shapes", ())}
+def _described(manifest: Manifest) -> dict[str, Any]:
+    plan = manifest.plan
     return {
-        "made_by": manifest.get("made_by"),
-        "source": manifest["source"],
-        "toolchain": manifest.get("toolchain"),
-        "identities": manifest["flydsl"]["identities"],
-        "plan": {name: value for name, value in plan.items() if name not in ("shapes", "tables")},
-        "tables": {table["file"]: table["sha256"] for table in plan.get("tables", ())},
-        "uncovered": {name: shape.get("uncovered", []) for name, shape in shapes.items()},
-        "other": {name: shape.get("other", []) for name, shape in shapes.items()},
-        "missing": [f"{kernel['name']} (N={kernel.get('n')}, K={kernel.get('k')})" for kernel in pack.missing],
+        "made_by": manifest.made_by,
+        "source": to_json(manifest.source),
+        "toolchain": to_json(manifest.toolchain),
+        "identities": manifest.flydsl.identities,
+        "plan": {name: value for name, value in to_json(plan).items() if name not in ("shapes", "tables")},
+        "tables": {table.file: table.sha256 for table in plan.tables},
+        "uncovered": {shape.label: to_json(shape.uncovered) for shape in plan.shapes},
+        "other": {shape.label: to_json(shape.other) for shape in plan.shapes},
+        "missing": [kernel.label for kernel in manifest.missing],
+        **manifest.extra,
     }
-
-
-def _shape(shape: dict[str, Any]) -> str:
-    parts = [f"N={shape.get('n')}", f"K={shape.get('k')}"]
-    parts += [f"{shape['w_scale_block']}"] if shape.get("w_scale_block") else []
-    parts += [f"{shape['cu_num']} CUs"] if shape.get("cu_num") else []
-    return ", ".join(parts)
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

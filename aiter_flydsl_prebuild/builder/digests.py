@@ -13,7 +13,7 @@ from typing import Any
 _PACKAGE = Path(__file__).parent.parent
 # What is between a job and its entry in the store, beside its source; all else of this project changes no kernel.
 _COMPILING = (
-    *("flydsl_cache.py", "builder/codeobject.py", "builder/compiling.py", "builder/packing.py"),
+    *("flydsl_cache.py", "manifest.py", "builder/codeobject.py", "builder/compiling.py", "builder/packing.py"),
     *("sources/__init__.py", "sources/base.py"),
 )
 

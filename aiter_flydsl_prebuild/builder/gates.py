@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..errors import InputError
 from ..pack import Pack
-from ..sources.base import LeftOut, merge_ranges
+from ..sources.base import merge_ranges
 from .reach import Range
 
 
@@ -74,7 +73,7 @@ def parse_known_bad(text: str) -> str:
 
 
 def _compiled_badly(pack: Pack, known_bad: Sequence[str]) -> Iterator[str]:
-    made_by = {"flydsl": pack.version, "linker": str(pack.manifest.get("toolchain", {}).get("linker"))}
+    made_by = {"flydsl": pack.version, "linker": pack.manifest.toolchain.linker}
     for one in known_bad:
         what, _, version = one.partition("==")
         if made_by[what] == version:
@@ -83,11 +82,9 @@ def _compiled_badly(pack: Pack, known_bad: Sequence[str]) -> Iterator[str]:
 
 def _spilling(pack: Pack, limit: int) -> Iterator[str]:
     for kernel in pack.kernels:
-        codes = [code for entry in kernel.facts["entries"] for code in entry.get("code", ())]
-        vgprs, sgprs = (sum(code.get(name, 0) for code in codes) for name in ("vgpr_spills", "sgpr_spills"))
+        vgprs, sgprs = (sum(getattr(code, name) for code in kernel.code) for name in ("vgpr_spills", "sgpr_spills"))
         if vgprs + sgprs > limit:
-            where = _where(kernel.facts)
-            yield f"spills: {kernel.name} ({where}) spills {vgprs} VGPRs and {sgprs} SGPRs, --max-spills is {limit}"
+            yield f"spills: {kernel.label} spills {vgprs} VGPRs and {sgprs} SGPRs, --max-spills is {limit}"
 
 
 def _uncovered(pack: Pack, wanted: Range) -> Iterator[str]:
@@ -95,19 +92,18 @@ def _uncovered(pack: Pack, wanted: Range) -> Iterator[str]:
 
     A name that AITER cannot decode leaves none: AITER runs another library's kernel there.
     """
-    plan = pack.manifest["plan"]
-    for one in plan.get("left_out", ()):
-        yield f"coverage: {LeftOut(**one)}"
+    plan = pack.manifest.plan
+    for one in plan.left_out:
+        yield f"coverage: {one}"
     for lost in pack.missing:
-        if lack := _within([(first, last) for first, last in lost.get("tokens", ())], wanted):
-            yield f"coverage: {lost['name']} ({_where(lost)}) is not in the pack: tokens {_ranges(lack)}"
-    first, last = plan["tokens"]
-    if outside := _outside((first, last), wanted):
+        if lack := _within(lost.tokens, wanted):
+            yield f"coverage: {lost.label} is not in the pack: tokens {_ranges(lack)}"
+    if outside := _outside(plan.tokens, wanted):
+        first, last = plan.tokens
         yield f"coverage: the kernels were built for tokens {first}..{last}, not for {_ranges(outside)}"
-    for shape in plan.get("shapes", ()):
-        if lack := _within([(first, last) for first, last in shape.get("uncovered", ())], wanted):
-            on = f", {shape['cu_num']} CUs" if shape.get("cu_num") else ""
-            yield f"coverage: {_where(shape)}{on}: no row serves tokens {_ranges(lack)}"
+    for shape in plan.shapes:
+        if lack := _within(shape.uncovered, wanted):
+            yield f"coverage: {shape.label}: no row serves tokens {_ranges(lack)}"
 
 
 def _within(ranges: Sequence[Range], wanted: Range) -> tuple[Range, ...]:
@@ -123,8 +119,3 @@ def _outside(built: Range, wanted: Range) -> list[Range]:
 
 def _ranges(ranges: Sequence[Range]) -> str:
     return ", ".join(f"{first}..{last}" if last > first else str(first) for first, last in ranges)
-
-
-def _where(facts: dict[str, Any]) -> str:
-    scale = f", scales {facts['w_scale_block']}" if facts.get("w_scale_block") else ""
-    return f"N={facts.get('n')}, K={facts.get('k')}{scale}"

@@ -3,57 +3,126 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..manifest import Manifest, to_json
 from ..pack import Pack
 from .codeobject import embedded_code_objects
 
-
-def summarize(path: Path, kernel: str | None = None) -> dict[str, Any]:
-    """A pack's manifest without its payload table, kernels filtered by name."""
-    pack = Pack(str(path))
-    manifest = {key: value for key, value in pack.manifest.items() if key != "payloads"}
-    manifest["kernels"] = [k for k in manifest["kernels"] if kernel in (None, k["name"])]
-    sizes = [place["size"] for place in pack.manifest["payloads"]]
-    return {
-        "file": path.name,
-        "pack_id": pack.header.pack_id,
-        "bytes": path.stat().st_size,
-        "payloads": len(sizes),
-        "payload_bytes": sum(sizes),
-        **manifest,
-    }
+_LONGEST_STEM = 180
 
 
-def extract(path: Path, kernel: str | None, folder: Path | None) -> list[Path]:
-    """Write the MLIR (``.mlir``) and code objects (``.hsaco``) of a pack's kernels; nothing without a folder.
+@dataclass(frozen=True)
+class Summary:
+    """A pack: its manifest, with the kernels that were asked for, and its bytes.
 
-    :raises InputError: the folder cannot be written to.
+    ``shared`` has, for each payload of several of the pack's kernels, their labels.
     """
-    if folder is None:
-        return []
+
+    file: str
+    pack_id: str
+    bytes: int
+    manifest: Manifest
+    shared: tuple[tuple[str, ...], ...]
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of all payloads, unpacked."""
+        return sum(place.size for place in self.manifest.payloads)
+
+    @cached_property
+    def sharing(self) -> dict[str, int]:
+        """By label, how many kernels have a payload of that one, itself included; those alone that share one."""
+        found: dict[str, int] = {}
+        for labels in self.shared:
+            found.update({label: max(len(labels), found.get(label, 0)) for label in labels})
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``inspect --json`` prints it: the manifest without its payload table, and what is counted."""
+        described = to_json(self.manifest)
+        payloads = described.pop("payloads")
+        return {
+            "file": self.file,
+            "pack_id": self.pack_id,
+            "bytes": self.bytes,
+            "payloads": len(payloads),
+            "payload_bytes": self.payload_bytes,
+            "shared_payloads": to_json(self.shared),
+            **described,
+        }
+
+
+def summarize(path: Path, kernel: str | None = None) -> Summary:
+    """What is in a pack, kernels filtered by name."""
     pack = Pack(str(path))
-    texts = list(pack.payloads())
+    chosen = tuple(one for one in pack.kernels if kernel in (None, one.name))
+    shared = tuple(tuple(one.label for one in kernels) for kernels in pack.manifest.users() if len(kernels) > 1)
+    return Summary(path.name, pack.header.pack_id, len(pack.content), pack.manifest._replace(kernels=chosen), shared)
+
+
+def extract(packs: Sequence[Path], kernel: str | None, folder: Path) -> list[Path]:
+    """Write the MLIR (``.mlir``) and code objects (``.hsaco``) of the kernels of packs; returns the files.
+
+    Of several packs, each gets a folder of its own. No two kernels get the same file, and no file of other content is
+    overwritten.
+
+    :raises InputError: the folder cannot be written to, or holds other files of these names.
+    """
     written: list[Path] = []
+    folders = _Names()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for packed in pack.kernels:
-            if kernel not in (None, packed.name):
-                continue
-            for number, entry in enumerate(packed.entries):
-                facts = packed.facts
-                layer = [packed.name, f"n{facts['n']}", f"k{facts['k']}", facts["op"], facts["w_scale_block"]]
-                stem = "-".join(str(part) for part in [*layer, number or None] if part is not None)
-                # A kernel's name comes from the pack: it must not lead out of the folder.
-                stem = re.sub(r"[^A-Za-z0-9_.-]", "_", stem)
-                text = texts[entry.payload]
-                written.append(folder / f"{stem}.mlir")
-                written[-1].write_text(text, encoding="utf-8")
-                for index, (_, image) in enumerate(embedded_code_objects(text)):
-                    written.append(folder / (f"{stem}.hsaco" if index == 0 else f"{stem}.{index}.hsaco"))
-                    written[-1].write_bytes(image)
+        for path in packs:
+            pack = Pack(str(path))
+            target = folder / folders.new([path.stem]) if len(packs) > 1 else folder
+            target.mkdir(parents=True, exist_ok=True)
+            for name, content in _contents(pack, kernel):
+                _write(target / name, content)
+                written.append(target / name)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written to: {error.strerror or error}") from error
+        raise InputError(f"{error.filename or folder}: cannot be written to: {error.strerror or error}") from error
     return written
+
+
+def _contents(pack: Pack, kernel: str | None) -> Iterator[tuple[str, bytes]]:
+    names = _Names()
+    texts = list(pack.payloads())
+    for packed in pack.kernels:
+        if kernel not in (None, packed.name):
+            continue
+        _, n, k, scales, weights = packed.layer
+        parts = [packed.name, f"n{n}", f"k{k}", scales, weights, packed.op]
+        for entry in packed.entries:
+            stem = names.new(part for part in parts if part is not None)
+            text = texts[entry.payload]
+            yield f"{stem}.mlir", text.encode()
+            for index, (_, image) in enumerate(embedded_code_objects(text)):
+                yield (f"{stem}~code{index + 1}.hsaco" if index else f"{stem}.hsaco"), image
+
+
+class _Names:
+    """Names of files, each given once: names that come from a pack lead nowhere else, and may be equal."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, int] = {}
+
+    def new(self, parts: Iterable[str]) -> str:
+        """A name that reads like these parts. ``~`` is in none of them: what follows it cannot make two names equal."""
+        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", "-".join(parts))[:_LONGEST_STEM].strip(".") or "_"
+        # Some file systems take two names for one that differ in case alone.
+        self._given[stem.lower()] = number = self._given.get(stem.lower(), 0) + 1
+        return stem if number == 1 else f"{stem}~{number}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        if path.read_bytes() != content:
+            raise InputError(f"{path}: is there already, with other content; name an empty folder") from None

@@ -15,9 +15,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..flydsl_install import interpreter_abi
-from ..pack import FORMAT
+from ..manifest import FORMAT, FlyDSL, to_json
 from ..sources.base import Job, Source
-from .compiling import FlyDSL
 from .digests import compiling_code, digest
 from .toolchain import Toolchain, worker_environment
 
@@ -32,7 +31,7 @@ class KernelKeys:
         common = {
             "pack": FORMAT,
             "code": compiling_code(type(source)),
-            "flydsl": flydsl.to_json(),
+            "flydsl": to_json(flydsl),
             "abi": interpreter_abi(),
             "linker": toolchain.fingerprint.linker,
             "environment": worker_environment({}, rocm_root=folder, arch="arch", folder=folder),

@@ -1,7 +1,8 @@
 """Joining packs: the parts of one build that was split, or one build under several CPython versions.
 
 Kernels are joined by what they compute. Up to FlyDSL 0.4.2 a kernel's name in the cache holds for one CPython ABI;
-packs of several ABIs become one with a set of names for each, over the same payloads. What contradicts is refused.
+packs of several ABIs become one with a set of names for each, over the same payloads. Conflicting packs are rejected.
+Keys of a manifest that this version does not know are kept where all packs have the same.
 """
 
 from __future__ import annotations
@@ -9,19 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..errors import CheckError, InputError
+from ..manifest import Manifest, MissingKernel, to_json
 from ..pack import Pack
-from ..sources.base import Job, job_of
-from .compiling import Compiled, CompiledEntry, FlyDSL
+from .compiling import Compiled, CompiledEntry
 from .packing import encode_pack, make_manifest, pack_name, unpacked, write_pack
 from .proof import Proof, Subject, judge
 from .proof import prove as run_proof
-from .tables import Shape
-
-# What describes a pack as a whole, and must be the same in all that are joined; toolchain's linker leaves no trace.
-_COMMON = ("arch", "source", "plan")
 
 
 def merge_packs(
@@ -49,47 +45,44 @@ def merge_packs(
     problems += _incomplete(packs)
     if problems:
         raise CheckError("\n".join(problems))
-    merged: dict[tuple[str, Shape], Compiled] = {}
-    missing: dict[tuple[str, Shape], tuple[Job, str]] = {}
+    merged: dict[str, Compiled] = {}
+    missing: dict[str, MissingKernel] = {}
     identities: dict[str, list[str]] = {}
     for pack in packs:
         for abi, known in pack.identities.items():
             identities[abi] = sorted({*identities.get(abi, ()), *known})
         for compiled in unpacked(pack):
-            key = (compiled.job.name, compiled.job.shape)
-            merged[key] = _join(merged[key], compiled, problems) if key in merged else compiled
-        for lost in pack.manifest["missing"]:
-            job = job_of(pack, lost)
-            missing[job.name, job.shape] = (job, lost["reason"])
+            label = compiled.job.label
+            merged[label] = _join(merged[label], compiled, problems) if label in merged else compiled
+        missing |= {kernel.label: kernel for kernel in pack.missing}
     if problems:
         raise CheckError("\n".join(problems))
-    flydsl = FlyDSL(first.version, first.generation, identities)
-    still = [lost for key, lost in missing.items() if key not in merged]
-    about = {key: first.manifest[key] for key in ("source", "toolchain", "plan")}
+    flydsl = first.manifest.flydsl._replace(identities=identities)
+    still = [kernel for label, kernel in missing.items() if label not in merged]
+    about = first.manifest.about._replace(shard=None, seconds=None)
     path = folder / pack_name(first.arch, flydsl)
     write_pack(path, encode_pack(*make_manifest(first.arch, flydsl, merged.values(), still, about)))
-    if not prove or "shard" not in first.manifest:
+    if not prove or first.manifest.shard is None:
         return path, None
     proof = run_proof(Subject((path,)), trusted=trusted)
-    judge(proof, [job for job, _ in still])
+    judge(proof, still)
     return path, proof
 
 
 def _incomplete(packs: Sequence[Pack]) -> list[str]:
     """Why packs that are parts of a build do not make up all of it; packs that are none are no parts of any."""
-    shards = [pack.manifest.get("shard") for pack in packs]
-    parts = [shard for shard in shards if shard is not None]
+    parts = [pack.manifest.shard for pack in packs if pack.manifest.shard is not None]
     if not parts:
         return []
-    if len(parts) < len(shards):
+    if len(parts) < len(packs):
         return ["some of these are parts of a build and some are whole; merge the parts alone"]
     if any(pack.identities != packs[0].identities for pack in packs):
         return ["these are parts for several Pythons or FlyDSLs; merge the parts for each, and then the wheels"]
-    of = parts[0]["of"]
-    if any(shard["of"] != of or shard["assignment"] != parts[0]["assignment"] for shard in parts):
+    first = parts[0]
+    if any(shard._replace(index=first.index) != first for shard in parts):
         return ["these are parts of builds that were split in different ways; give each part the same --shard-times"]
-    absent = sorted(set(range(1, of + 1)) - {shard["index"] for shard in parts})
-    return [f"part {index} of {of} is not among these" for index in absent]
+    absent = sorted(set(range(1, first.of + 1)) - {shard.index for shard in parts})
+    return [f"part {index} of {first.of} is not among these" for index in absent]
 
 
 def _called(paths: Sequence[Path], number: int) -> str:
@@ -98,18 +91,33 @@ def _called(paths: Sequence[Path], number: int) -> str:
     return name if [path.name for path in paths].count(name) == 1 else f"{name} (number {number + 1})"
 
 
-def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    found = [key for key in _COMMON if key != "plan" and one[key] != other[key]]
-    plans = one["plan"], other["plan"]
+def _differences(one: Manifest, other: Manifest) -> list[str]:
+    """In what two packs differ that must be the same in all that are joined, keys that are not known here included.
+
+    The linker leaves no trace in a kernel, and each kernel says which bitcode it linked.
+    """
+    found = [what for what in ("arch", "source") if getattr(one, what) != getattr(other, what)]
+    plans = to_json(one.plan), to_json(other.plan)
     found += [f"plan's {key}" for key in sorted({*plans[0], *plans[1]}) if plans[0].get(key) != plans[1].get(key)]
-    return found + [f"flydsl {key}" for key in ("version", "generation") if one["flydsl"][key] != other["flydsl"][key]]
+    ours, theirs = one.flydsl, other.flydsl
+    found += [f"flydsl {key}" for key in ("version", "generation") if getattr(ours, key) != getattr(theirs, key)]
+    for prefix, mine, yours in (
+        ("", one.extra, other.extra),
+        ("flydsl ", ours.extra, theirs.extra),
+        ("toolchain's ", one.toolchain.extra, other.toolchain.extra),
+    ):
+        found += [f"{prefix}{key}" for key in sorted({*mine, *yours}) if mine.get(key) != yours.get(key)]
+    return found
 
 
 def _join(one: Compiled, other: Compiled, problems: list[str]) -> Compiled:
     """One kernel out of two packs: the same code under further names."""
     ours = sorted(one.entries, key=_content)
     theirs = sorted(other.entries, key=_content)
-    same = [_content(e) for e in ours] == [_content(e) for e in theirs] and one.bitcode == other.bitcode
+    same = [_content(e) for e in ours] == [_content(e) for e in theirs]
+    same = same and (one.bitcode, one.extra) == (other.bitcode, other.extra)
+    # A pack of an older release does not say from which files.
+    same = same and (one.files == other.files or not one.files or not other.files)
     entries = []
     for mine, their in zip(ours, theirs, strict=False):
         paths = dict(mine.paths)
@@ -119,8 +127,9 @@ def _join(one: Compiled, other: Compiled, problems: list[str]) -> Compiled:
         entries.append(replace(mine, paths=tuple(sorted(paths.items()))))
     if not same:
         problems.append(f"{one.job.label} is not the same kernel in all packs")
-    return replace(one, entries=tuple(entries))
+    return replace(one, entries=tuple(entries), files=one.files or other.files)
 
 
-def _content(entry: CompiledEntry) -> tuple[str, str, str]:
-    return entry.launcher, entry.entry.ir_text, repr(sorted(entry.entry.fields.items()))
+def _content(entry: CompiledEntry) -> tuple[str, ...]:
+    fields, extra = (repr(sorted(some.items())) for some in (entry.entry.fields, entry.extra))
+    return entry.launcher, entry.entry.ir_text, fields, repr(entry.code), extra

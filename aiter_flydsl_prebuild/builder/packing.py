@@ -8,18 +8,34 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..discovery import SUFFIX
-from ..errors import CheckError
+from ..errors import CheckError, InputError
 from ..flydsl_cache import Entry, python_tag
-from ..pack import FORMAT, MAGIC, Pack, PackError, zstd
-from ..sources.base import Job, job_of
-from .codeobject import CodeFacts
-from .compiling import Compiled, CompiledEntry, FlyDSL
+from ..manifest import (
+    FORMAT,
+    About,
+    FlyDSL,
+    Manifest,
+    MissingKernel,
+    PackageFacts,
+    PackedEntry,
+    PackedKernel,
+    PayloadPlace,
+    PlanFacts,
+    SourceFacts,
+    SourceFile,
+    ToolchainFacts,
+    to_json,
+)
+from ..manifest_reader import ManifestError, read_source
+from ..pack import MAGIC, Pack, zstd
+from ..sources.base import Job, Source, job_of
+from .compiling import Compiled, CompiledEntry
 from .sharding import Shard
 
 # zstd: the strongest level below "ultra", and a window that spans the whole stream, since kernels of one family share
@@ -27,6 +43,9 @@ from .sharding import Shard
 LEVEL = 19
 _QUICK = 3
 _WINDOW_LOG = 27
+
+NO_RULE = "none"
+"""The dispatch rule of a pack of one kernel, which follows from no plan."""
 
 
 def pack_name(arch: str, flydsl: FlyDSL, shard: Shard | None = None) -> str:
@@ -40,74 +59,72 @@ def make_manifest(
     arch: str,
     flydsl: FlyDSL,
     compiled: Iterable[Compiled],
-    missing: Sequence[tuple[Job, str]],
-    about: dict[str, Any],
-) -> tuple[dict[str, Any], list[bytes]]:
+    missing: Iterable[MissingKernel],
+    about: About,
+) -> tuple[Manifest, list[bytes]]:
     """The manifest of a pack and its payloads, both in an order that the kernels alone decide.
 
-    :param missing: jobs that gave no kernel, each with the reason.
-    :param about: what describes the whole pack (source, toolchain, plan, …); see docs/pack-format.md.
     :raises CheckError: two kernels claim one path in the cache with different contents.
     """
+    ordered = sorted(compiled, key=lambda kernel: _order(kernel.job.name, kernel.job.shape.layer().values()))
+    _check_names(ordered)
     payloads: dict[str, bytes] = {}
-    kernels: list[dict[str, Any]] = []
-    claimed: dict[str, tuple[str, str]] = {}
-    conflicts: list[str] = []
-    bound: list[tuple[tuple[str, str], ...]] = []
-    for kernel in sorted(compiled, key=lambda c: _order(c.job)):
+    places: list[PayloadPlace] = []
+    index: dict[str, int] = {}
+    files, file_sets = _file_sets(ordered)
+    set_of = {tuple(files[place] for place in one): number for number, one in enumerate(file_sets)}
+    kernels = []
+    for kernel in ordered:
         entries = []
-        for entry in sorted(kernel.entries, key=lambda e: (e.launcher, e.names)):
+        for entry in sorted(kernel.entries, key=lambda entry: (entry.launcher, entry.names)):
             data = entry.entry.ir_text.encode("utf-8")
             digest = hashlib.sha256(data).hexdigest()
-            payloads.setdefault(digest, data)
-            content = digest + json.dumps(entry.entry.fields, sort_keys=True)
-            for name in entry.names:
-                other, theirs = claimed.setdefault(name, (kernel.job.label, content))
-                if theirs != content:
-                    conflicts.append(
-                        f"{other} and {kernel.job.label} have different code under one key of FlyDSL: {name}"
-                    )
-            entries.append((entry, digest))
-        kernels.append(_kernel_json(kernel, entries))
-        bound.append(kernel.files)
-    if conflicts:
-        raise CheckError("one of these would run in place of the other:\n" + "\n".join(conflicts))
-
-    places: list[dict[str, Any]] = []
-    index: dict[str, int] = {}
-    offset = 0
-    for digest, data in payloads.items():
-        index[digest] = len(places)
-        places.append({"offset": offset, "size": len(data), "sha256": digest})
-        offset += len(data)
-    for described in kernels:
-        for described_entry in described["entries"]:
-            described_entry["payload"] = index[described_entry["payload"]]
-    manifest = {
-        "format": FORMAT,
-        "made_by": f"aiter-flydsl-prebuild {__version__}",
-        "arch": arch,
-        "flydsl": flydsl.to_json(),
-        **about,
-        "missing": [
-            {**_job_json(job), "reason": reason} for job, reason in sorted(missing, key=lambda pair: _order(pair[0]))
-        ],
-        **_bind(kernels, bound),
-        "kernels": kernels,
-        "payloads": places,
-    }
+            if digest not in payloads:
+                index[digest] = len(places)
+                end = places[-1].offset + places[-1].size if places else 0
+                places.append(PayloadPlace(end, len(data), digest))
+                payloads[digest] = data
+            entries.append(_packed_entry(entry, index[digest]))
+        kernels.append(_packed_kernel(kernel, tuple(entries), set_of.get(tuple(sorted(kernel.files)))))
+    manifest = Manifest(
+        format=FORMAT,
+        made_by=f"aiter-flydsl-prebuild {__version__}",
+        arch=arch,
+        flydsl=flydsl,
+        **about._asdict(),
+        missing=tuple(sorted(missing, key=lambda kernel: _order(kernel.name, kernel.layer))),
+        kernels=tuple(kernels),
+        payloads=tuple(places),
+        files=files,
+        file_sets=file_sets,
+    )
     return manifest, list(payloads.values())
 
 
-def _bind(kernels: list[dict[str, Any]], bound: list[tuple[tuple[str, str], ...]]) -> dict[str, Any]:
-    """Have each kernel name its source files: a set of them, by its place in a list; most kernels share theirs."""
-    files = sorted({file for some in bound for file in some})
+def _check_names(kernels: Sequence[Compiled]) -> None:
+    """Refuse two entries of one name in FlyDSL's cache and different content.
+
+    :raises CheckError: there are some; all are named.
+    """
+    claimed: dict[str, tuple[str, CompiledEntry]] = {}
+    conflicts = []
+    for kernel in kernels:
+        for entry in kernel.entries:
+            for name in entry.names:
+                other, theirs = claimed.setdefault(name, (kernel.job.label, entry))
+                if theirs.entry != entry.entry:
+                    both = f"{other} and {kernel.job.label}"
+                    conflicts.append(f"{both} have different code under one key of FlyDSL: {name}")
+    if conflicts:
+        raise CheckError("one of these would run in place of the other:\n" + "\n".join(conflicts))
+
+
+def _file_sets(kernels: Sequence[Compiled]) -> tuple[tuple[SourceFile, ...], tuple[tuple[int, ...], ...]]:
+    """The source files of all kernels, and the sets of them that there are: most kernels share theirs."""
+    files = tuple(sorted({file for kernel in kernels for file in kernel.files}))
     place = {file: index for index, file in enumerate(files)}
-    sets = sorted({tuple(sorted({place[file] for file in some})) for some in bound if some})
-    for kernel, some in zip(kernels, bound, strict=True):
-        if some:
-            kernel["files"] = sets.index(tuple(sorted({place[file] for file in some})))
-    return {"files": [list(file) for file in files], "file_sets": [list(one) for one in sets]}
+    sets = {tuple(sorted(place[file] for file in kernel.files)) for kernel in kernels if kernel.files}
+    return files, tuple(sorted(sets))
 
 
 def write_pack(path: Path, data: bytes) -> None:
@@ -120,9 +137,9 @@ def write_pack(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def encode_pack(manifest: dict[str, Any], payloads: Iterable[bytes], level: int = LEVEL) -> bytes:
+def encode_pack(manifest: Manifest | dict[str, Any], payloads: Iterable[bytes], level: int = LEVEL) -> bytes:
     """A pack's bytes, the same for the same manifest, payloads and level."""
-    raw = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    raw = json.dumps(to_json(manifest), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     body = b"".join(payloads)
     packed_manifest, packed_body = compress(raw, level), compress(body, level)
     sizes = struct.pack("<4Q", len(packed_manifest), len(raw), len(packed_body), len(body))
@@ -140,62 +157,72 @@ def compress(data: bytes, level: int = LEVEL) -> bytes:
     return bytes(module.compress(data, options=options))
 
 
-def encode_kernel(compiled: Compiled, flydsl: FlyDSL, about: dict[str, Any]) -> bytes:
-    """A pack of one kernel, quickly: for the store, and between machines. ``about`` is as for :func:`make_manifest`."""
-    options = compiled.job.options.to_json()
-    described = {"source": {"name": compiled.job.source}, "plan": {"options": options}, "seconds": compiled.seconds}
-    return encode_pack(*make_manifest(compiled.job.arch, flydsl, [compiled], [], {**described, **about}), level=_QUICK)
+def encode_kernel(compiled: Compiled, flydsl: FlyDSL, source: SourceFacts, toolchain: ToolchainFacts) -> bytes:
+    """A pack of one kernel, quickly: for the store, and between machines."""
+    tokens = [count for run in compiled.job.tokens for count in run] or [0]
+    options = {name: tuple(values) for name, values in compiled.job.options.to_json().items()}
+    plan = PlanFacts((min(tokens), max(tokens)), NO_RULE, (), (), (), (), (), options, ())
+    about = About(source, toolchain, plan, seconds=compiled.seconds)
+    return encode_pack(*make_manifest(compiled.job.arch, flydsl, [compiled], [], about), level=_QUICK)
+
+
+def source_facts(source: Source, packages: Mapping[str, PackageFacts]) -> SourceFacts:
+    """What the manifest says of a source, and of the packages that its kernels are bound to.
+
+    :raises InputError: what the source says of itself cannot be written there.
+    """
+    try:
+        return read_source({"name": source.name, **source.identity()})._replace(packages=packages)
+    except ManifestError as error:
+        raise InputError(f"the source {source.name} has no usable identity: {error}") from error
+
+
+def missing_kernel(job: Job, reason: str) -> MissingKernel:
+    """What the manifest says of a job that gave no kernel."""
+    return MissingKernel(
+        source=job.source, name=job.name, **job.shape.layer(), tokens=job.tokens, reason=reason, cu_num=job.cu_num
+    )
 
 
 def unpacked(pack: Pack) -> Iterator[Compiled]:
     """The kernels of a pack as their compiles gave them: what :func:`make_manifest` takes.
 
-    :raises PackError: a payload is not what the manifest says, or the manifest is not of its form.
+    :raises PackError: a payload is not what the manifest says.
     """
     texts = list(pack.payloads())
-    try:
+    for kernel in pack.kernels:
+        entries = tuple(_entry(entry, texts) for entry in kernel.entries)
         # Packs of one kernel tell what it took to compile.
-        seconds = float(pack.manifest.get("seconds", 0.0))
-        for kernel in pack.kernels:
-            entries = tuple(_entry(facts, texts) for facts in kernel.facts["entries"])
-            files = tuple(pack.files[index] for index in kernel.files or ())
-            yield Compiled(job_of(pack, kernel.facts), entries, kernel.bitcode, seconds, files)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PackError(f"{pack.path}: broken manifest: {type(error).__name__}: {error}") from error
+        seconds = pack.manifest.seconds or 0.0
+        files = pack.manifest.files_of(kernel)
+        yield Compiled(job_of(pack.manifest, kernel), entries, kernel.bitcode, seconds, files, kernel.extra)
 
 
-def _entry(facts: dict[str, Any], texts: list[str]) -> CompiledEntry:
-    return CompiledEntry(
-        facts.get("artifact_key"),
-        tuple(sorted(facts.get("paths", {}).items())),
-        Entry(texts[facts["payload"]], facts["fields"]),
-        tuple(CodeFacts(**code) for code in facts["code"]),
+def _entry(entry: PackedEntry, texts: list[str]) -> CompiledEntry:
+    names = tuple(sorted(entry.paths.items()))
+    return CompiledEntry(entry.artifact_key, names, Entry(texts[entry.payload], entry.fields), entry.code, entry.extra)
+
+
+def _packed_entry(entry: CompiledEntry, payload: int) -> PackedEntry:
+    paths = {} if entry.artifact_key else dict(entry.paths)
+    return PackedEntry(entry.launcher, payload, entry.entry.fields, entry.code, entry.artifact_key, paths, entry.extra)
+
+
+def _packed_kernel(kernel: Compiled, entries: tuple[PackedEntry, ...], files: int | None) -> PackedKernel:
+    job = kernel.job
+    return PackedKernel(
+        source=job.source,
+        name=job.name,
+        **job.shape.layer(),
+        tokens=job.tokens,
+        bitcode=kernel.bitcode,
+        entries=entries,
+        cu_num=job.cu_num,
+        files=files,
+        extra=kernel.extra,
     )
 
 
-def _order(job: Job) -> tuple[Any, ...]:
-    shape = job.shape
-    return (shape.op, shape.n, shape.k, shape.w_scale_block or "", shape.q_dtype_w or "", job.name)
-
-
-def _job_json(job: Job) -> dict[str, Any]:
-    tokens = [list(run) for run in job.tokens]
-    units = {} if job.cu_num is None else {"cu_num": list(job.cu_num)}
-    return {"source": job.source, "name": job.name, **job.shape.layer(), "tokens": tokens, **units}
-
-
-def _kernel_json(kernel: Compiled, entries: list[tuple[CompiledEntry, str]]) -> dict[str, Any]:
-    described = []
-    for entry, payload in entries:
-        key: dict[str, Any]
-        key = {"artifact_key": entry.artifact_key} if entry.artifact_key else {"paths": dict(entry.paths)}
-        described.append(
-            {
-                "launcher": entry.launcher,
-                **key,
-                "payload": payload,
-                "fields": entry.entry.fields,
-                "code": [facts.to_json() for facts in entry.code],
-            }
-        )
-    return {**_job_json(kernel.job), "bitcode": kernel.bitcode, "entries": described}
+def _order(name: str, layer: Iterable[Any]) -> tuple[Any, ...]:
+    op, n, k, w_scale_block, q_dtype_w = layer
+    return (op, n or 0, k or 0, w_scale_block or "", q_dtype_w or "", name)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,21 +15,46 @@ from typing import Any
 
 from ..errors import CheckError, InputError
 from ..flydsl_install import read_install
+from ..manifest import (
+    About,
+    FlyDSL,
+    LeftOut,
+    Manifest,
+    OtherFacts,
+    PackageFacts,
+    PlanFacts,
+    ShapeFacts,
+    ShardFacts,
+    SkippedFacts,
+    TableFacts,
+    ToolchainFacts,
+    to_json,
+)
 from ..pack import Pack, PackError, read_header, zstd
 from ..sources import load_source
-from ..sources.base import Job, LeftOut, Options, Source
+from ..sources.base import Job, Options, Source
 from .bound import describe_packages, files_of
-from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
+from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
 from .digests import compiling_code, digest, own_code
 from .gates import Gates, refusal
 from .keys import KernelKeys
 from .machine import default_workers
-from .packing import LEVEL, encode_kernel, encode_pack, make_manifest, pack_name, unpacked, write_pack
+from .packing import (
+    LEVEL,
+    encode_kernel,
+    encode_pack,
+    make_manifest,
+    missing_kernel,
+    pack_name,
+    source_facts,
+    unpacked,
+    write_pack,
+)
 from .planning import Plan, plan_source
 from .pool import Outcome, run_jobs
 from .progress import Progress
 from .proof import Proof, Subject, judge, prove
-from .reach import UNDECODABLE, Range, to_json
+from .reach import UNDECODABLE, UNKNOWN, Range, ShapeReach
 from .remote import SLOTS, Batch, run_batches
 from .scratch import scratch_folder
 from .sharding import Shard, assign, costs_of
@@ -88,9 +112,7 @@ class BuiltPack:
 class KernelsFailedError(CheckError):
     """Kernels could not be compiled, and there is no pack: ``manifest`` is what it would have said."""
 
-    def __init__(
-        self, text: str, manifest: dict[str, Any], seconds_of: dict[str, float], failed: tuple[str, ...]
-    ) -> None:
+    def __init__(self, text: str, manifest: Manifest, seconds_of: dict[str, float], failed: tuple[str, ...]) -> None:
         super().__init__(text)
         self.manifest = manifest
         self.seconds_of = seconds_of
@@ -131,7 +153,8 @@ def build_pack(
     about = describe(request, plan, toolchain, describe_packages(plan.source, files.values()))
     jobs = plan.jobs
     if request.shard is not None:
-        jobs, about["shard"] = _part(plan, request.shard)
+        jobs, shard = _part(plan, request.shard)
+        about = about._replace(shard=shard)
     keys = KernelKeys(plan.source, flydsl, toolchain)
     recalled = _recall(jobs, keys, store)
     left = tuple(job for job in jobs if job not in recalled)
@@ -153,7 +176,7 @@ def build_pack(
     compiled = [*recalled.values(), *(o.result for o in outcomes if o.result is not None)]
     compiled = [replace(kernel, files=files[kernel.job]) for kernel in compiled]
     seconds_of = {kernel.job.label: round(kernel.seconds, 4) for kernel in compiled}
-    manifest, payloads = make_manifest(request.arch, flydsl, compiled, failed, about)
+    manifest, payloads = make_manifest(request.arch, flydsl, compiled, [missing_kernel(*one) for one in failed], about)
     if failed and (not request.keep_going or len(failed) == len(jobs)):
         raise KernelsFailedError(_failures(failed, len(jobs)), manifest, seconds_of, _lines(failed))
 
@@ -165,7 +188,7 @@ def build_pack(
         proof = None
         if request.shard is None:
             proof = _proven(path, request, plan.source, store)
-            judge(proof, [job for job, _ in failed])
+            judge(proof, manifest.missing)
         final = folder / path.name
         path.replace(final)
     return BuiltPack(
@@ -186,11 +209,10 @@ def build_pack(
     )
 
 
-def _part(plan: Plan, shard: Shard) -> tuple[tuple[Job, ...], dict[str, Any]]:
+def _part(plan: Plan, shard: Shard) -> tuple[tuple[Job, ...], ShardFacts]:
     """The jobs of a part of a build, and what its manifest says of it."""
     found = assign(plan.jobs, shard.of, costs_of(plan.jobs, plan.source, shard.times))
-    about = {"index": shard.index, "of": shard.of, "assignment": found.digest}
-    return found.parts[shard.index - 1], about
+    return found.parts[shard.index - 1], ShardFacts(shard.index, shard.of, found.digest)
 
 
 def _recall(jobs: tuple[Job, ...], keys: KernelKeys, store: Store) -> dict[Job, Compiled]:
@@ -219,19 +241,19 @@ def _recalled(name: str, pack: Pack, job: Job, store: Store) -> Compiled | None:
     return replace(kernels[0], job=job)
 
 
-def _keep(compiled: Compiled, about: dict[str, Any], keys: KernelKeys, flydsl: FlyDSL, store: Store) -> None:
+def _keep(compiled: Compiled, about: About, keys: KernelKeys, flydsl: FlyDSL, store: Store) -> None:
     """Put a kernel into the store, as a pack of one; what describes the build is not part of it."""
-    described = {"source": about["source"], "toolchain": about["toolchain"]}
-    store.keep_pack(keys.name(compiled.job, compiled.bitcode), encode_kernel(compiled, flydsl, described))
+    data = encode_kernel(compiled, flydsl, about.source, about.toolchain)
+    store.keep_pack(keys.name(compiled.job, compiled.bitcode), data)
 
 
-def _encoded(manifest: dict[str, Any], payloads: list[bytes], store: Store) -> bytes:
+def _encoded(manifest: Manifest, payloads: list[bytes], store: Store) -> bytes:
     """The pack's bytes, which take seconds to compress: out of the store, where this pack was made before."""
-    about = {"manifest": manifest, "level": LEVEL, "code": own_code(), "zstd": zstd().zstd_version}
+    about = {"manifest": to_json(manifest), "level": LEVEL, "code": own_code(), "zstd": zstd().zstd_version}
     name = f"packs/{digest(about)}"
     if (kept := store.packs([name]).get(name)) is not None:
         # The manifest holds the sha256 of every payload.
-        if kept.manifest == json.loads(json.dumps(manifest)):
+        if kept.manifest == manifest:
             return kept.content
         store.discard(name, f"{kept.path}: not the pack that its name says")
     data = encode_pack(manifest, payloads)
@@ -323,30 +345,37 @@ def _compile_elsewhere(
     )
 
 
-def describe(
-    request: BuildRequest, plan: Plan, toolchain: Toolchain, packages: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
+def describe(request: BuildRequest, plan: Plan, toolchain: Toolchain, packages: Mapping[str, PackageFacts]) -> About:
     """What the manifest says of the whole pack, beside its kernels.
 
     :param packages: :func:`.bound.describe_packages`.
     """
     fingerprint = toolchain.fingerprint
-    reach = to_json(plan.reach)
-    return {
-        "source": {"name": plan.source.name, **plan.source.identity(), "packages": packages},
-        "toolchain": {"linker": fingerprint.linker, "bitcode": fingerprint.bitcode},
-        "plan": {
-            "tokens": list(request.tokens),
-            "rule": plan.reach.rule,
-            "options": request.options.to_json(),
-            "left_out": [asdict(one) for one in plan.left_out],
-            "cu_num": list(request.cu_num),
-            "tables": [{"file": Path(file.path).name, "sha256": file.sha256} for file in plan.tables.files],
-            "shapes": [{k: v for k, v in shape.items() if k != "kernels"} for shape in reach["shapes"]],
-            "undecodable": reach["undecodable"],
-            "unknown": reach["unknown"],
-        },
-    }
+    reach = plan.reach
+    return About(
+        source=source_facts(plan.source, packages),
+        toolchain=ToolchainFacts(fingerprint.linker, fingerprint.bitcode),
+        plan=PlanFacts(
+            tokens=request.tokens,
+            rule=reach.rule,
+            cu_num=request.cu_num,
+            tables=tuple(TableFacts(Path(file.path).name, file.sha256) for file in plan.tables.files),
+            shapes=tuple(map(_shape_facts, reach.shapes)),
+            undecodable=tuple(reach.skipped(UNDECODABLE)),
+            unknown=tuple(reach.skipped(UNKNOWN)),
+            options={name: tuple(values) for name, values in request.options.to_json().items()},
+            left_out=plan.left_out,
+        ),
+    )
+
+
+def _shape_facts(entry: ShapeReach) -> ShapeFacts:
+    return ShapeFacts(
+        **asdict(entry.shape),
+        other=tuple(OtherFacts(one.libtype, one.tokens) for one in entry.other),
+        uncovered=entry.uncovered,
+        skipped=tuple(SkippedFacts(one.name, one.reason, one.tokens) for one in entry.skipped),
+    )
 
 
 def _reason(outcome: Outcome[Task, Compiled]) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import InputError
-from ..sources.base import Job, LeftOut, Source
+from ..manifest import LeftOut
+from ..sources.base import Job, Source
 from .reach import UNKNOWN, Range, Ranges, Reach, Shape, ShapeReach, distinct, plan_reach
 from .tables import Tables, read_tables
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,14 +20,14 @@ from typing import Any
 from ..discovery import FOLDER, PACKS_VARIABLE, SUFFIX, find_packs, look_for_packs
 from ..errors import CheckError, InputError
 from ..flydsl_install import ambiguity, read_install
+from ..manifest import LAYER, MissingKernel, kernel_label
 from ..pack import Pack, PackError
 from ..sources import SOURCES
-from ..sources.base import Job, Options
+from ..sources.base import Options
 from ..target import ARCH_VARIABLE
 from .reach import Range
 from .rules import RULES
 from .scratch import scratch_folder
-from .tables import LAYER
 from .toolchain import find_toolchain, scrubbed_environment
 
 # FlyDSL compiler/jit_function.py, all versions: what a miss says where compiling is forbidden.
@@ -98,7 +98,7 @@ class Proof:
             counts = ", ".join(f"{first}..{last}" if last > first else str(first) for first, last in miss["tokens"])
             # FlyDSL's own words for "would compile" are long and hold nothing that is not in this line.
             what = "would compile" if _WOULD_COMPILE in miss["reason"] else f"fails: {miss['reason']}"
-            lines.append(f"N={miss['n']}, K={miss['k']}, tokens {counts}: {miss['name']} {what}")
+            lines.append(f"{_label(miss)}{f', tokens {counts}' if counts else ''}: {what}")
         if not self.cold and self.compiled:
             lines.append(f"FlyDSL compiled {self.compiled} kernels although it was forbidden to")
         if self.cold and not self.compiled and not self.misses:
@@ -106,6 +106,10 @@ class Proof:
         if not self.kernels and not lines:
             lines.append("no kernel was called: nothing is proven")
         return lines
+
+
+def _label(miss: dict[str, Any]) -> str:
+    return kernel_label(miss["name"], **{name: miss[name] for name in LAYER})
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ def prove(
             "search": [str(path) for path in subject.search],
             "cold": cold,
             "exhaustive": exhaustive,
-            "same_linker": all(pack.manifest["toolchain"]["linker"] == linker for pack in packs),
+            "same_linker": all(pack.manifest.toolchain.linker == linker for pack in packs),
             "parent": os.getpid(),
         }
         environment = scrubbed_environment(os.environ, rocm_root=root, arch=packs[0].arch, cache_dir=folder / "cache")
@@ -217,13 +221,13 @@ def prove(
         return _run(request, environment, folder / "result.json", cold)
 
 
-def judge(proof: Proof, missing: list[Job]) -> None:
+def judge(proof: Proof, missing: Iterable[MissingKernel]) -> None:
     """Let a proof pass that misses nothing but the kernels that are known to be missing.
 
     :raises CheckError: anything else is wrong with it.
     """
-    expected = [{"name": job.name, **job.shape.layer()} for job in missing]
-    surprise = any({key: miss[key] for key in ("name", *LAYER)} not in expected for miss in proof.misses)
+    expected = {kernel.label for kernel in missing}
+    surprise = any(_label(miss) not in expected for miss in proof.misses)
     if surprise or proof.problems or proof.compiled or not proof.kernels or not proof.payloads:
         complaints = "\n".join(proof.complaints())
         raise CheckError(f"the proof failed, no wheel is written:\n{complaints}")
@@ -232,31 +236,22 @@ def judge(proof: Proof, missing: list[Job]) -> None:
 def request_of(pack: Pack) -> dict[str, Any]:
     """What the proof must know of a pack.
 
-    :raises PackError: the manifest does not say it, or not in the form that docs/pack-format.md gives.
+    :raises PackError: it is of a dispatch rule that is not known here.
     """
-    try:
-        plan = pack.manifest["plan"]
-        first, last = plan["tokens"]
-        request = {
-            "source": pack.manifest["source"]["name"],
-            "identity": {"digest": str(pack.manifest["source"]["digest"])},
-            "arch": pack.arch,
-            "cu_num": [int(number) for number in plan["cu_num"]],
-            "tokens": (int(first), int(last)),
-            "rule": plan["rule"],
-            "options": Options.from_json(plan["options"]).to_json(),
-            "tables": [str(table["sha256"]) for table in plan["tables"]],
-        }
-        if not isinstance(pack.manifest["toolchain"]["linker"], str) or request["rule"] not in RULES:
-            raise ValueError("no linker, or a rule that is not known")
-        for kernel in pack.kernels:
-            if not all(isinstance(entry["code"], list) for entry in kernel.facts["entries"]):
-                raise ValueError(f"no code facts of kernel {kernel.name!r:.80}")
-            for key in (*LAYER, "tokens"):
-                kernel.facts[key]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PackError(f"{pack.path}: broken manifest: {type(error).__name__}: {error}") from error
-    return request
+    manifest = pack.manifest
+    plan = manifest.plan
+    if plan.rule not in RULES:
+        raise PackError(f"{pack.path}: its dispatch rule {plan.rule} is not known to this version: {', '.join(RULES)}")
+    return {
+        "source": manifest.source.name,
+        "identity": {"digest": manifest.source.digest},
+        "arch": pack.arch,
+        "cu_num": list(plan.cu_num),
+        "tokens": plan.tokens,
+        "rule": plan.rule,
+        "options": Options.from_json(plan.options).to_json(),
+        "tables": [table.sha256 for table in plan.tables],
+    }
 
 
 def _rocm_root(packs: Sequence[Pack], cold: bool, folder: Path) -> tuple[Path, str | None]:

@@ -24,7 +24,8 @@ from ..discovery import find_packs, rocm_root
 from ..errors import PrebuildError
 from ..fitting import Placement, fit, lost
 from ..flydsl_install import checked, read_install
-from ..pack import Pack, PackedKernel
+from ..manifest import CodeFacts, kernel_label
+from ..pack import Pack
 from ..seeding import seed
 from ..sources import load_source
 from ..sources.base import Job, Options, Source, merge_ranges
@@ -32,7 +33,6 @@ from .codeobject import read_code_object
 from .planning import plan_source
 from .processes import die_with_parent
 from .reach import Range, Shape
-from .tables import LAYER
 
 
 def main() -> int:
@@ -190,11 +190,11 @@ def _disagreements(
     for name, run in runs:
         if name is not None:
             really.setdefault(name, []).append(run)
-    where = f"N={shape.n}, K={shape.k}"
     problems = []
     for name in sorted(really.keys() | planned.keys()):
         if merge_ranges(really.get(name, [])) != tuple(planned.get(name, ())):
-            problems.append(f"{where}: the run-time dispatch and the plan give {name} different token counts")
+            label = kernel_label(name, **shape.layer())
+            problems.append(f"{label}: the run-time dispatch and the plan give it different token counts")
     return problems
 
 
@@ -205,16 +205,16 @@ def _miss(name: str, shape: Shape, error: Exception) -> dict[str, Any]:
 
 def _misdescribed(packs: list[Pack], jobs: Sequence[Job]) -> list[str]:
     """Kernels of which the manifest says something else than the plan: what they compute, which tokens they serve."""
-    planned = {(job.name, *job.shape.layer().values()): job for job in jobs}
+    planned = {job.label: job for job in jobs}
     problems = []
     for kernel in (kernel for pack in packs for kernel in pack.kernels):
-        job = planned.get(tuple(kernel.facts[key] for key in ("name", *LAYER)))
+        job = planned.get(kernel.label)
         if job is None:
-            problems.append(f"{_where(kernel)} is in the pack, and no token count reaches it")
-        elif kernel.facts["tokens"] != [list(run) for run in job.tokens]:
-            problems.append(f"{_where(kernel)} serves other token counts than the manifest says")
-        elif "cu_num" in kernel.facts and kernel.facts["cu_num"] != list(job.cu_num or ()):
-            problems.append(f"{_where(kernel)} serves GPUs of other sizes than the manifest says")
+            problems.append(f"{kernel.label} is in the pack, and no token count reaches it")
+        elif kernel.tokens != job.tokens:
+            problems.append(f"{kernel.label} serves other token counts than the manifest says")
+        elif kernel.cu_num is not None and kernel.cu_num != (job.cu_num or ()):
+            problems.append(f"{kernel.label} serves GPUs of other sizes than the manifest says")
     return problems
 
 
@@ -234,7 +234,7 @@ def _check_payloads(packs: list[Pack], root: Path) -> tuple[int, list[str]]:
     for placement, arch in _placements(packs):
         checked += 1
         if fault := _fault(root / placement.path, placement, arch):
-            faults.append(f"{_where(placement.kernel)}: {fault}")
+            faults.append(f"{placement.kernel.label}: {fault}")
     return checked, faults
 
 
@@ -251,12 +251,8 @@ def _compare_with_cold(packs: list[Pack], root: Path) -> tuple[int, list[str]]:
         checked += 1
         packed = cache.Entry(texts[owner[id(placement.kernel)]][placement.entry.payload], placement.entry.fields)
         if cache.decode_entry(file.read_bytes()) != packed:
-            faults.append(f"{_where(placement.kernel)}: compiling it again gives other code than the pack holds")
+            faults.append(f"{placement.kernel.label}: compiling it again gives other code than the pack holds")
     return checked, faults
-
-
-def _where(kernel: PackedKernel) -> str:
-    return f"{kernel.name} (N={kernel.facts['n']}, K={kernel.facts['k']})"
 
 
 def _fault(path: Path, placement: Placement, arch: str) -> str | None:
@@ -265,14 +261,13 @@ def _fault(path: Path, placement: Placement, arch: str) -> str | None:
     from flydsl._mlir.dialects import gpu
     from flydsl.compiler.jit_function import _create_mlir_context
 
-    _, kernel, entry = placement
-    described = kernel.facts["entries"][kernel.entries.index(entry)]["code"]
+    entry = placement.entry
     try:
         with path.open("rb") as file:
             artifact = pickle.load(file)
         if artifact._entry != entry.launcher:
             return f"its entry point is {artifact._entry}, the manifest says {entry.launcher}"
-        found: list[dict[str, Any]] = []
+        found: list[CodeFacts] = []
         functions: set[str] = set()
         with _create_mlir_context():
             module = ir.Module.parse(artifact._ir_text)
@@ -285,11 +280,13 @@ def _fault(path: Path, placement: Placement, arch: str) -> str | None:
                     code = gpu.ObjectAttr(attribute)
                     if f'chip = "{arch}"' not in str(code.target):
                         return f"its code object is for {code.target}, not for {arch}"
-                    found += [facts.to_json() for facts in read_code_object(bytes(code.object))]
+                    found += read_code_object(bytes(code.object))
     except Exception as error:
         return f"FlyDSL cannot read it: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if entry.launcher not in functions:
         return f"its module has no function {entry.launcher}"
+    # Facts that a newer version recorded are not read here.
+    described = [code._replace(extra={}) for code in entry.code]
     return None if found == described else "its code object is not the one that the manifest describes"
 
 

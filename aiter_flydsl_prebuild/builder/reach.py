@@ -105,7 +105,7 @@ class Reach:
 
     @property
     def distinct_kernels(self) -> int:
-        """How many kernels are to be built: those that differ in arch, name, N, K or weight scale block."""
+        """How many kernels are to be built: those that differ in arch, name or layer."""
         return len(distinct((entry.shape, kernel.name) for entry in self.shapes for kernel in entry.kernels))
 
     def skipped(self, reason: str) -> dict[str, list[ShapeReach]]:
@@ -118,9 +118,9 @@ class Reach:
         return dict(sorted(found.items()))
 
 
-def distinct(kernels: Iterable[tuple[Shape, str]]) -> set[tuple[str, str, int, int, str | None]]:
+def distinct(kernels: Iterable[tuple[Shape, str]]) -> set[tuple[Any, ...]]:
     """What tells one kernel from another, of kernels given by shape and name: each once."""
-    return {(shape.gfx, name, shape.n, shape.k, shape.w_scale_block) for shape, name in kernels}
+    return {(shape.gfx, name, *shape.layer().values()) for shape, name in kernels}
 
 
 def parse_tokens(text: str) -> Range:

@@ -23,13 +23,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import CheckError, InputError, PrebuildError
+from ..manifest import FlyDSL, ToolchainFacts
 from ..pack import Pack
 from ..sources import load_source
 from ..sources.base import Job
 from . import needs
-from .compiling import Compiled, FlyDSL, Task, building_flydsl, compile_task, make_task
+from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
 from .digests import compiling_code
-from .packing import encode_kernel, unpacked
+from .packing import encode_kernel, source_facts, unpacked
 from .pool import Kind, Outcome, run_jobs
 from .processes import die_with_parent, terminated_cleanly
 from .scratch import scratch_folder
@@ -202,13 +203,13 @@ def dask_executor(address: str) -> Iterator[tuple[Executor, int]]:
 def _compile_here(batch: Batch) -> list[Answer]:
     here, toolchain = building_flydsl(), find_toolchain()
     source = load_source(batch.jobs[0].source, batch.jobs[0].options)
-    for what, there, mine in (
+    for what, there, ours in (
         ("FlyDSL", (batch.flydsl.version, batch.flydsl.identities), (here.version, here.identities)),
         ("linker", batch.linker, toolchain.linker_version),
         (f"source {source.name}", batch.code, source.watched()),
         ("aiter-flydsl-prebuild", batch.project, compiling_code(type(source))),
     ):
-        if there != mine:
+        if there != ours:
             raise CheckError(f"this machine's {what} is not the one that the build was planned with")
     same_bitcode = toolchain.fingerprint.bitcode == batch.bitcode
     bitcode_root = toolchain.rocm_root_with_bitcode() if same_bitcode else None
@@ -218,10 +219,11 @@ def _compile_here(batch: Batch) -> list[Answer]:
         )
         tasks = [make_task(job, toolchain, bitcode_root) for job in batch.jobs]
         outcomes = run_jobs(tasks, compile_task, workers=1, timeout=batch.timeout, environment=environment)
+    facts, mine = source_facts(source, {}), ToolchainFacts(toolchain.linker_version, toolchain.fingerprint.bitcode)
     return [
         Answer(
             outcome.kind,
-            None if outcome.result is None else encode_kernel(outcome.result, here, {}),
+            None if outcome.result is None else encode_kernel(outcome.result, here, facts, mine),
             outcome.error,
             outcome.seconds,
             outcome.attempts,

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..manifest import CodeFacts, Manifest, PackedKernel, ShapeFacts, to_json
 from ..pack import Pack
-from ..sources.base import LeftOut
 from . import needs
 from .occupancy import waves_per_simd
 from .reach import UNDECODABLE, UNKNOWN, Range
 
 HTML, PNG, MARKDOWN = "report.html", "coverage.png", "summary.md"
 _SLOWEST = 10
+_NO_CODE = CodeFacts("", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, "")
 # What becomes of the token counts of a kernel that is not built, by the reason (reach.SkippedReach).
 _SKIPPED = {
     UNDECODABLE: ("other", "AITER cannot decode the name, and runs another library"),
@@ -40,7 +41,7 @@ class Subject:
     a line for each kernel that was not built; ``size`` is None where no pack was written.
     """
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     size: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     proof: dict[str, Any] | None = None
@@ -49,7 +50,7 @@ class Subject:
 
 def subject_of(pack: Pack) -> Subject:
     """A pack that was built before: without seconds and proof."""
-    failed = [f"{lost['name']} (N={lost.get('n')}, K={lost.get('k')}): {lost.get('reason')}" for lost in pack.missing]
+    failed = [f"{lost.label}: {lost.reason}" for lost in pack.missing]
     return Subject(pack.manifest, len(pack.content), failed=failed)
 
 
@@ -79,11 +80,15 @@ class Band:
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel of the table. Registers, LDS and spills are of its largest code object; None where there is none."""
+    """A kernel of the table. Registers, LDS and spills are of its largest code object; None where there is none.
+
+    ``sharing`` counts the kernels, this one included, that have its payload.
+    """
 
     name: str
     layer: str
     tokens: int
+    sharing: int
     seconds: float | None
     code_bytes: int
     vgpr: int
@@ -127,59 +132,48 @@ def write(subject: Subject, folder: Path) -> list[Path]:
 
 def bands(subject: Subject) -> list[Band]:
     """The coverage map: for each shape, every token count's fate, in runs."""
-    plan = subject.manifest["plan"]
-    by_layer: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for kernel in subject.manifest["kernels"]:
-        by_layer.setdefault(_layer_key(kernel), []).append(kernel)
+    by_layer: dict[tuple[Any, ...], list[PackedKernel]] = {}
+    for kernel in subject.manifest.kernels:
+        by_layer.setdefault(kernel.layer, []).append(kernel)
     found = []
-    for shape in plan["shapes"]:
-        taken = [*_runs(shape.get("uncovered", ()))]
+    for shape in subject.manifest.plan.shapes:
+        taken = list(shape.uncovered)
         bars = [Bar(run, "uncovered", "no row serves these", 0, 0) for run in taken]
-        for other in shape.get("other", ()):
-            bars += [Bar(run, "other", f"{other['libtype']} wins", 0, 0) for run in _runs(other["tokens"])]
-            taken += _runs(other["tokens"])
-        for one in shape.get("skipped", ()):
-            kind, why = _SKIPPED[one["reason"]]
-            bars += [Bar(run, kind, f"{one['name']}: {why}", 0, 0) for run in _runs(one["tokens"])]
-            taken += _runs(one["tokens"])
+        for other in shape.other:
+            bars += [Bar(run, "other", f"{other.libtype} wins", 0, 0) for run in other.tokens]
+            taken += other.tokens
         # A kernel's tokens are those of every partition of the GPU: what this one gives to others is not its own.
-        kernels = sorted(by_layer.get(_layer_key(shape), ()), key=lambda kernel: kernel["tokens"])
+        kernels = sorted(by_layer.get(shape.layer, ()), key=lambda kernel: kernel.tokens)
         for number, kernel in enumerate(kernels):
-            own = _without(_runs(kernel["tokens"]), taken)
-            bars += [Bar(run, "kernel", kernel["name"], number, len(kernels)) for run in own]
-        lost = sum(last - first + 1 for first, last in _runs(shape.get("uncovered", ())))
+            own = _without(kernel.tokens, taken)
+            bars += [Bar(run, "kernel", kernel.name, number, len(kernels)) for run in own]
+        lost = sum(last - first + 1 for first, last in shape.uncovered)
         found.append(Band(_layer(shape), tuple(sorted(bars, key=lambda bar: bar.tokens)), len(kernels), lost))
     return found
 
 
 def rows(subject: Subject) -> list[Row]:
     """The kernels, the slowest to compile first."""
-    arch = subject.manifest["arch"]
+    users = subject.manifest.users()
     found = []
-    for kernel in subject.manifest["kernels"]:
-        codes = [code for entry in kernel["entries"] for code in entry.get("code", ())]
-        largest: dict[str, Any] = max(codes, key=lambda code: code.get("code_object_bytes", 0), default={})
-        label = f"{kernel['name']} (N={kernel['n']}, K={kernel['k']}"
-        label += f", scales {kernel['w_scale_block']})" if kernel.get("w_scale_block") else ")"
+    for kernel in subject.manifest.kernels:
+        largest = max(kernel.code, key=lambda code: code.code_object_bytes, default=_NO_CODE)
         found.append(
             Row(
-                name=kernel["name"],
+                name=kernel.name,
                 layer=_layer(kernel),
-                tokens=sum(last - first + 1 for first, last in kernel["tokens"]),
-                seconds=subject.seconds.get(label),
-                code_bytes=sum(code.get("code_object_bytes", 0) for code in codes),
-                vgpr=largest.get("vgpr", 0),
-                agpr=largest.get("agpr", 0),
-                sgpr=largest.get("sgpr", 0),
-                lds=largest.get("lds", 0),
-                scratch=largest.get("scratch", 0),
-                spills=sum(code.get("vgpr_spills", 0) + code.get("sgpr_spills", 0) for code in codes),
+                tokens=sum(last - first + 1 for first, last in kernel.tokens),
+                sharing=max((len(users[entry.payload]) for entry in kernel.entries), default=1),
+                seconds=subject.seconds.get(kernel.label),
+                code_bytes=sum(code.code_object_bytes for code in kernel.code),
+                vgpr=largest.vgpr,
+                agpr=largest.agpr,
+                sgpr=largest.sgpr,
+                lds=largest.lds,
+                scratch=largest.scratch,
+                spills=sum(code.spills for code in kernel.code),
                 waves=waves_per_simd(
-                    arch,
-                    largest.get("vgpr", 0),
-                    largest.get("lds", 0),
-                    largest.get("workgroup", 0),
-                    largest.get("wavefront", 0),
+                    subject.manifest.arch, largest.vgpr, largest.lds, largest.workgroup, largest.wavefront
                 ),
             )
         )
@@ -199,13 +193,14 @@ def verdict(subject: Subject) -> tuple[str, str]:
 
 def facts(subject: Subject) -> list[tuple[str, str]]:
     """The numbers at the top."""
-    manifest, kernels = subject.manifest, len(subject.manifest["kernels"])
+    manifest, kernels = subject.manifest, len(subject.manifest.kernels)
+    shared = [len(users) for users in manifest.users() if len(users) > 1]
     spilling = sum(row.spills > 0 for row in rows(subject))
     uncovered = sum(band.uncovered for band in bands(subject))
-    first, last = manifest["plan"]["tokens"]
+    first, last = manifest.plan.tokens
     found = [
         ("kernels", f"{kernels:,}"),
-        ("shapes", f"{len(manifest['plan']['shapes']):,}"),
+        ("shapes", f"{len(manifest.plan.shapes):,}"),
         ("token counts", f"{first:,} to {last:,}"),
     ]
     if subject.size is not None:
@@ -213,6 +208,8 @@ def facts(subject: Subject) -> list[tuple[str, str]]:
         found.append(("bytes a kernel", f"{round(subject.size / max(1, kernels)):,}"))
     if subject.seconds:
         found.append(("seconds compiling", f"{sum(subject.seconds.values()):,.1f}"))
+    if shared:
+        found.append(("kernels that share a payload", f"{sum(shared):,} in {len(shared):,}"))
     found.append(("kernels that spill", f"{spilling:,}"))
     found.append(("uncovered tokens", f"{uncovered:,}"))
     return found
@@ -221,7 +218,7 @@ def facts(subject: Subject) -> list[tuple[str, str]]:
 def title(subject: Subject) -> str:
     """What was built."""
     manifest = subject.manifest
-    return f"{manifest['source']['name']} kernels for {manifest['arch']}, FlyDSL {manifest['flydsl']['version']}"
+    return f"{manifest.source.name} kernels for {manifest.arch}, FlyDSL {manifest.flydsl.version}"
 
 
 def html(subject: Subject) -> str:
@@ -239,12 +236,12 @@ def html(subject: Subject) -> str:
         state=state,
         words=words,
         facts=facts(subject),
-        map=_Map(bands(subject), tuple(manifest["plan"]["tokens"])),
+        map=_Map(bands(subject), manifest.plan.tokens),
         rows=rows(subject),
         with_seconds=bool(subject.seconds),
         failed=subject.failed,
         problems=() if subject.proof is None else [*subject.proof["problems"]],
-        left_out=[str(LeftOut(**one)) for one in manifest["plan"].get("left_out", ())],
+        left_out=[str(one) for one in manifest.plan.left_out],
         about=_about(manifest),
     )
     return str(made) + "\n"
@@ -257,7 +254,7 @@ def png(subject: Subject) -> bytes:
     from matplotlib.patches import Patch
 
     found = bands(subject)
-    first, last = subject.manifest["plan"]["tokens"]
+    first, last = subject.manifest.plan.tokens
     with matplotlib.rc_context({"hatch.linewidth": 0.6, "font.size": 8}):
         figure = Figure(figsize=(11, max(2.0, 0.9 + 0.22 * len(found))), dpi=160, layout="constrained")
         axes = figure.add_subplot()
@@ -305,7 +302,7 @@ def markdown(subject: Subject) -> str:
     if subject.failed:
         lines += ["", f"### {len(subject.failed)} kernels failed", ""]
         lines += [f"* {_md(line.splitlines()[0])}" for line in subject.failed]
-    left_out = [str(LeftOut(**one)) for one in subject.manifest["plan"].get("left_out", ())]
+    left_out = [str(one) for one in subject.manifest.plan.left_out]
     if left_out:
         lines += ["", "### Left out", "", *(f"* {_md(line)}" for line in left_out)]
     kernels = rows(subject)
@@ -354,21 +351,14 @@ def _hue(bar: Bar) -> tuple[int, int]:
     return round(230 - 190 * bar.number / max(1, bar.of - 1)), 58 if bar.number % 2 else 44
 
 
-def _layer_key(described: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(described.get(name) for name in ("op", "n", "k", "w_scale_block", "q_dtype_w"))
-
-
-def _layer(described: dict[str, Any]) -> str:
-    text = f"N {described['n']}, K {described['k']}"
-    text += f", {described['w_scale_block']}" if described.get("w_scale_block") else ""
-    if "cu_num" not in described:
-        return text
+def _layer(described: ShapeFacts | PackedKernel) -> str:
+    text = f"N {described.n}, K {described.k}"
+    text += f", {described.w_scale_block}" if described.w_scale_block else ""
+    text += f", {described.q_dtype_w.removeprefix('torch.')}" if described.q_dtype_w else ""
+    if isinstance(described, PackedKernel):
+        return f"{text}, {described.op}"
     # Shapes without a number of compute units are for GPUs that no row names.
-    return f"{text}, {described['cu_num'] or 'other'} CUs"
-
-
-def _runs(tokens: Sequence[Sequence[int]]) -> list[Range]:
-    return [(first, last) for first, last in tokens]
+    return f"{text}, {described.cu_num or 'other'} CUs"
 
 
 def _without(runs: Sequence[Range], taken: Sequence[Range]) -> list[Range]:
@@ -386,14 +376,12 @@ def _log(tokens: int) -> int:
     return int(math.log2(tokens))
 
 
-def _about(manifest: dict[str, Any]) -> list[tuple[str, str]]:
-    source = manifest["source"]
-    found = [(name, str(value)) for name, value in source.items()]
-    found = [(f"source {name}", value) for name, value in found]
-    found += [(f"toolchain {name}", str(value)) for name, value in manifest["toolchain"].items()]
-    found += [("made by", str(manifest.get("made_by"))), ("rule", str(manifest["plan"].get("rule")))]
-    found += [("FlyDSL", f"{manifest['flydsl']['version']} on {', '.join(sorted(manifest['flydsl']['identities']))}")]
-    return found + [(f"table {table['file']}", table["sha256"]) for table in manifest["plan"].get("tables", ())]
+def _about(manifest: Manifest) -> list[tuple[str, str]]:
+    found = [(f"source {name}", str(value)) for name, value in to_json(manifest.source).items()]
+    found += [(f"toolchain {name}", str(value)) for name, value in to_json(manifest.toolchain).items()]
+    found += [("made by", manifest.made_by), ("rule", manifest.plan.rule)]
+    found += [("FlyDSL", f"{manifest.flydsl.version} on {', '.join(sorted(manifest.flydsl.identities))}")]
+    return found + [(f"table {table.file}", table.sha256) for table in manifest.plan.tables]
 
 
 def _md(text: str) -> str:

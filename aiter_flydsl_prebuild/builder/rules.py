@@ -15,10 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from ..manifest import Range as Range
 from ..sources.reference import grammar
-
-Range = tuple[int, int]
-"""Token counts from the first number to the second, both included."""
 
 RULES: Final = ("newest", "august")
 

@@ -14,6 +14,7 @@ import os
 from typing import Any
 
 from .. import __version__
+from ..manifest import SourceFacts, TableFacts
 from ..pack import Pack
 
 SUFFIX = ".cdx.json"
@@ -23,9 +24,9 @@ def bill_of_materials(pack: Pack, file_name: str) -> dict[str, Any]:
     """The bill of a pack that lies in a wheel under ``file_name``, as JSON holds it."""
     manifest = pack.manifest
     digest = hashlib.sha256(pack.content).hexdigest()
-    components = [_source(manifest["source"]), _flydsl(pack), _linker(manifest["toolchain"])]
+    components = [_source(manifest.source), _flydsl(pack), _linker(manifest.toolchain.linker)]
     components += [_bitcode(digest) for digest in sorted({k.bitcode for k in pack.kernels if k.bitcode})]
-    components += [_table(table) for table in manifest["plan"].get("tables", ())]
+    components += [_table(table) for table in manifest.plan.tables]
     metadata: dict[str, Any] = {
         "tools": {"components": [{"type": "application", "name": "aiter-flydsl-prebuild", "version": __version__}]},
         "component": {
@@ -50,17 +51,17 @@ def bill_of_materials(pack: Pack, file_name: str) -> dict[str, Any]:
     }
 
 
-def _source(source: dict[str, Any]) -> dict[str, Any]:
-    properties = [{"name": "aiter-flydsl-prebuild:source-digest", "value": str(source.get("digest"))}]
-    if commit := source.get("commit"):
-        properties.append({"name": "aiter-flydsl-prebuild:commit", "value": str(commit)})
+def _source(source: SourceFacts) -> dict[str, Any]:
+    properties = [{"name": "aiter-flydsl-prebuild:source-digest", "value": source.digest}]
+    if source.commit:
+        properties.append({"name": "aiter-flydsl-prebuild:commit", "value": source.commit})
     return {
         "type": "library",
         "bom-ref": "source",
-        "name": str(source["name"]),
-        "version": str(source.get("version", "")),
+        "name": source.name,
+        "version": source.version or "",
         "description": "the source of the kernels",
-        **_licensed(source.get("license")),
+        **_licensed(source.license),
         "properties": properties,
     }
 
@@ -88,9 +89,8 @@ def _flydsl(pack: Pack) -> dict[str, Any]:
     }
 
 
-def _linker(toolchain: dict[str, Any]) -> dict[str, Any]:
-    text = str(toolchain.get("linker"))
-    return {"type": "application", "bom-ref": "linker", "name": "lld", "version": text, "description": "the linker"}
+def _linker(version: str) -> dict[str, Any]:
+    return {"type": "application", "bom-ref": "linker", "name": "lld", "version": version, "description": "the linker"}
 
 
 def _bitcode(digest: str) -> dict[str, Any]:
@@ -99,13 +99,13 @@ def _bitcode(digest: str) -> dict[str, Any]:
     return {**name, "properties": [{"name": "aiter-flydsl-prebuild:bitcode-digest", "value": digest}]}
 
 
-def _table(table: dict[str, Any]) -> dict[str, Any]:
+def _table(table: TableFacts) -> dict[str, Any]:
     return {
         "type": "data",
-        "bom-ref": f"table-{table['file']}-{table['sha256'][:16]}",
-        "name": table["file"],
+        "bom-ref": f"table-{table.file}-{table.sha256[:16]}",
+        "name": table.file,
         "description": "a tuned table",
-        "hashes": [{"alg": "SHA-256", "content": table["sha256"]}],
+        "hashes": [{"alg": "SHA-256", "content": table.sha256}],
     }
 
 

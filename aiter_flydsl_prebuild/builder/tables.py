@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from ..errors import InputError
+from ..manifest import LAYER
 from . import rules
 
 _REQUIRED: Final = ("cu_num", "M", "N", "K", "libtype", "kernelId", "splitK", "kernelName")
@@ -33,10 +34,6 @@ _LONGEST_CELL: Final = 200
 
 _Found = tuple[tuple[str, str], ...]
 """Problems of one row: (column, what is wrong and what to do)."""
-
-
-LAYER: Final = ("op", "n", "k", "w_scale_block", "q_dtype_w")
-"""What tells one kernel of a name from another, in manifests and results."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def _tasks(pack: Pack, trusted: str | None, launched: bool) -> Iterator[tuple[st
     arches = target_arches()
     placements = fit(pack, arches, read_install(), cache.bitcode_digest(rocm_root())).placements
     fitting = {id(placement.kernel) for placement in placements}
-    jobs = [job_of(pack, kernel.facts) for kernel in pack.kernels if id(kernel) in fitting]
+    jobs = [job_of(pack.manifest, kernel) for kernel in pack.kernels if id(kernel) in fitting]
     for name in dict.fromkeys(job.source for job in jobs):
         if name not in (*SOURCES, trusted):
             raise PrebuildError(f"{name} is not a source of this project; it has to be named as trusted")

@@ -35,8 +35,7 @@ version = {version}
 description = {description}
 readme = "README.md"
 requires-python = ">=3.10"
-license = {license}
-dependencies = {dependencies}
+{license}dependencies = {dependencies}
 
 [tool.setuptools]
 packages = [{package}]
@@ -77,16 +76,16 @@ def build_wheel(pack_path: Path, out: Path, accept: Callable[[Path], None] = lam
         package = project / KERNELS_NAMESPACE / pack.arch
         package.mkdir(parents=True)
         (package / "__init__.py").write_text('"""Precompiled FlyDSL kernels; aiter_flydsl_prebuild reads them."""\n')
-        plan = pack.manifest["plan"]
+        plan, source = pack.manifest.plan, pack.manifest.source
         text = _README.format(
             name=name,
             kernels=len(pack.kernels),
             arch=pack.arch,
             flydsl=pack.version,
             where=", ".join(sorted(pack.identities)),
-            source=pack.manifest["source"]["name"],
-            first=plan["tokens"][0],
-            last=plan["tokens"][1],
+            source=source.name,
+            first=plan.tokens[0],
+            last=plan.tokens[1],
             version=__version__,
         )
         (project / "README.md").write_text(text)
@@ -95,7 +94,7 @@ def build_wheel(pack_path: Path, out: Path, accept: Callable[[Path], None] = lam
             version=json.dumps(f"{__version__}+flydsl{pack.version}"),
             description=json.dumps(f"Precompiled FlyDSL kernels for {pack.arch} and flydsl {pack.version}"),
             dependencies=json.dumps([f"aiter-flydsl-prebuild>={__version__}", f"flydsl=={pack.version}"]),
-            license=json.dumps(pack.manifest["source"]["license"]),
+            license=f"license = {json.dumps(source.license)}\n" if source.license else "",
             package=json.dumps(f"{KERNELS_NAMESPACE}.{pack.arch}"),
             pack=json.dumps(str(pack_path.resolve())),
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckError
+from ..manifest import to_json
 from . import arguments
 from .result import Result
 
@@ -131,7 +132,7 @@ def _to_json(built: BuiltPack, made: Path, size: int, part: bool) -> dict[str, A
         "bytes_per_kernel": round(size / max(1, built.kernels)),
         "uncovered": built.uncovered,
         "failed": list(built.failed),
-        "left_out": [asdict(one) for one in built.left_out],
+        "left_out": to_json(built.left_out),
         "undecodable": list(built.undecodable),
         "proof": built.proof.to_json() if built.proof else None,
         "seconds_of": built.seconds_of,

@@ -31,7 +31,10 @@ def run(args: argparse.Namespace) -> Result:
     with scratch_folder("inspect") as folder, arguments.naming(args.wheel, folder):
         subject = open_subject(args.wheel, folder, args.package)
         summaries = [summarize(path, args.kernel) for path in subject.packs]
-        written = [str(f) for path in subject.packs for f in extract(path, args.kernel, args.extract)]
-    if args.kernel and not any(summary["kernels"] for summary in summaries):
+        written = list(map(str, extract(subject.packs, args.kernel, args.extract))) if args.extract else []
+    if args.kernel and not any(summary.manifest.kernels for summary in summaries):
         raise InputError(f"no kernel is called {args.kernel}")
-    return Result({"packs": summaries, "extracted": written}, lambda: show.packs(summaries, written))
+    return Result(
+        {"packs": [summary.to_json() for summary in summaries], "extracted": written},
+        lambda: show.packs(summaries, written),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ from .result import Result
 
 if TYPE_CHECKING:
     from ..builder.planning import LayerPlan
-    from ..sources.base import Job, LeftOut
+    from ..manifest import LeftOut
+    from ..sources.base import Job
 
 HELP = "which kernels the tuned tables reach, for every token count"
 INTERRUPTED = ""
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..builder.reach import parse_tokens, plan_reach, to_json
     from ..builder.rules import RULES
     from ..builder.tables import read_tables
+    from ..manifest import to_json as facts
     from ..sources import load_source
     from . import show
 
@@ -64,14 +65,15 @@ def run(args: argparse.Namespace) -> Result:
     else:
         plan = plan_source(source, arch=args.arch, rule=rule, **selected)
         reach, left_out, beside = plan.reach, plan.left_out, plan.beside
-    more = {"left_out": [asdict(one) for one in left_out], "beside_tables": [job.name for job in beside]}
+    more = {"left_out": [facts(one) for one in left_out], "beside_tables": [job.name for job in beside]}
     return Result({**to_json(reach), **more}, lambda: show.plan(reach, left_out, len(beside)))
 
 
 def _layers_to_json(found: LayerPlan) -> dict[str, Any]:
     from ..builder.reach import to_json
+    from ..manifest import to_json as facts
 
     value = to_json(found.reach)
     for entry, shape in zip(found.reach.shapes, value["shapes"], strict=True):
         shape["heuristic"] = [[first, last] for first, last in found.heuristic[entry.shape]]
-    return {**value, "left_out": [asdict(one) for one in found.left_out]}
+    return {**value, "left_out": [facts(one) for one in found.left_out]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..report import covered
@@ -11,14 +11,15 @@ from ..report import covered
 if TYPE_CHECKING:
     from ..builder.diffing import Difference
     from ..builder.fromlog import Wanted
+    from ..builder.inspecting import Summary
     from ..builder.planning import LayerPlan
     from ..builder.proof import Proof
     from ..builder.reach import Range, Reach
     from ..builder.store import Statistics
     from ..builder.verifying import Verification
     from ..builder.warming import WarmReport
+    from ..manifest import LeftOut, PackedKernel
     from ..report import SeedReport
-    from ..sources.base import LeftOut
 
 _LINES = 12
 
@@ -120,7 +121,7 @@ def _few(counts: Sequence[int]) -> str:
 
 def build(result: dict[str, Any]) -> None:
     """The wheel and what it cost."""
-    from ..sources.base import LeftOut
+    from ..manifest import LeftOut
 
     proof = result["proof"]
     print(result["wheel"] or result["part"])
@@ -179,43 +180,50 @@ def proof(found: Proof) -> None:
         print(f"  {total} token counts are served by no row of the tables")
 
 
-def packs(summaries: Sequence[dict[str, Any]], written: Sequence[str]) -> None:
-    """What is in each pack, a line a kernel."""
-    from ..sources.base import LeftOut
-
+def packs(summaries: Sequence[Summary], written: Sequence[str]) -> None:
+    """What is in each pack, a line for each device function of a kernel."""
     for pack in summaries:
-        flydsl = pack["flydsl"]
+        manifest = pack.manifest
+        plan, flydsl = manifest.plan, manifest.flydsl
         print(
-            f"{pack['file']}: {len(pack['kernels'])} kernels for {pack['arch']}, flydsl {flydsl['version']} "
-            f"({', '.join(sorted(flydsl['identities']))}), source {pack['source']['name']}, {pack['bytes']} bytes"
+            f"{pack.file}: {len(manifest.kernels)} kernels for {manifest.arch}, flydsl {flydsl.version} "
+            f"({', '.join(sorted(flydsl.identities))}), source {manifest.source.name}, {pack.bytes} bytes"
         )
         print(
-            f"tokens {pack['plan']['tokens'][0]}..{pack['plan']['tokens'][1]}, rule {pack['plan']['rule']}, "
-            f"linker {pack['toolchain']['linker']}, {len(pack['missing'])} missing\n"
+            f"tokens {plan.tokens[0]}..{plan.tokens[1]}, rule {plan.rule}, linker {manifest.toolchain.linker}, "
+            f"{len(manifest.missing)} missing"
         )
-        header = ("kernel", "N", "K", "tokens", "VGPR", "AGPR", "SGPR", "LDS", "scratch", "spills", "code bytes")
-        rows = []
-        for kernel in pack["kernels"]:
-            for entry in kernel["entries"]:
-                for code in entry["code"]:
-                    rows.append(
-                        (
-                            *(kernel["name"], str(kernel["n"]), str(kernel["k"]), _ranges(kernel["tokens"])),
-                            *(str(code[key]) for key in ("vgpr", "agpr", "sgpr", "lds", "scratch")),
-                            *(str(code["vgpr_spills"] + code["sgpr_spills"]), str(code["code_object_bytes"])),
-                        )
-                    )
-        _table(header, rows)
-        for shape in pack["plan"]["shapes"]:
-            if shape["uncovered"]:
-                counts = _ranges(shape["uncovered"])
-                print(f"no row: {shape['op']}, N={shape['n']}, K={shape['k']}, tokens {counts}")
-        for one in pack["plan"].get("left_out", []):
-            print(f"skipped: {LeftOut(**one)}")
-        for job in pack["missing"]:
-            print(f"missing: {job['name']} (N={job['n']}, K={job['k']}): {job['reason'].splitlines()[0]}")
+        if pack.shared:
+            sharing = sum(map(len, pack.shared))
+            print(f"{sharing} kernels share {len(pack.shared)} of {len(manifest.payloads)} payloads (column shared by)")
+        print()
+        _table(_KERNEL_COLUMNS, [row for kernel in manifest.kernels for row in _kernel_rows(pack, kernel)])
+        for shape in plan.shapes:
+            if shape.uncovered:
+                print(f"no row: {shape.label}, tokens {_ranges(shape.uncovered)}")
+        for one in plan.left_out:
+            print(f"skipped: {one}")
+        for lost in manifest.missing:
+            print(f"missing: {lost.label}: {(lost.reason.splitlines() or [''])[0]}")
     for path in written:
         print(path)
+
+
+_KERNEL_COLUMNS = (
+    *("kernel", "N", "K", "layer", "tokens", "VGPR", "AGPR", "SGPR", "LDS", "scratch", "spills", "code bytes"),
+    "shared by",
+)
+
+
+def _kernel_rows(pack: Summary, kernel: PackedKernel) -> Iterator[tuple[str, ...]]:
+    layer = " ".join(part for part in (kernel.w_scale_block, kernel.q_dtype_w, kernel.op) if part)
+    sharing = pack.sharing.get(kernel.label)
+    for code in kernel.code:
+        yield (
+            *(kernel.name, str(kernel.n), str(kernel.k), layer, _ranges(kernel.tokens)),
+            *(str(number) for number in (code.vgpr, code.agpr, code.sgpr, code.lds, code.scratch, code.spills)),
+            *(str(code.code_object_bytes), str(sharing) if sharing else "-"),
+        )
 
 
 def _ranges(ranges: Sequence[Sequence[int]]) -> str:

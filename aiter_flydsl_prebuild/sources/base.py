@@ -6,15 +6,14 @@ import functools
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..builder.reach import Range, Reach, Shape
-from ..builder.tables import LAYER
 from ..errors import InputError
-from ..pack import Pack
+from ..manifest import LAYER, LeftOut, Manifest, MissingKernel, PackedKernel, kernel_label
 
 if TYPE_CHECKING:
     from ..builder.doctor import Finding
@@ -38,27 +37,9 @@ class Options:
         return {name: list(values) for name, values in asdict(self).items()}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Options:
+    def from_json(cls, value: Mapping[str, Sequence[str]]) -> Options:
         """The inverse of :meth:`to_json`; what is missing is empty."""
         return cls(**{field.name: tuple(value.get(field.name, ())) for field in fields(cls)})
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Kernels that the tables reach and that are not built: ``kernels`` of ``op``, for ``shapes`` shapes, and why.
-
-    ``names`` are theirs, where the reason lies in them.
-    """
-
-    op: str
-    kernels: int
-    shapes: int
-    reason: str
-    names: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        names = f": {', '.join(self.names)}" if self.names else ""
-        return f"{self.op}: {self.kernels} kernels of {self.shapes} shapes: {self.reason}{names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +63,15 @@ class Job:
 
     @property
     def label(self) -> str:
-        """How the job is called in messages."""
-        scale = f", scales {self.shape.w_scale_block}" if self.shape.w_scale_block else ""
-        return f"{self.name} (N={self.shape.n}, K={self.shape.k}{scale})"
+        """What the kernel is called in messages and results (:func:`manifest.kernel_label`)."""
+        return kernel_label(self.name, **self.shape.layer())
 
 
-def job_of(pack: Pack, facts: dict[str, Any]) -> Job:
-    """The job of a kernel that a pack has, or lacks, from its part of the manifest."""
-    shape = Shape(gfx=pack.arch, cu_num=0, **{name: facts[name] for name in LAYER})
-    options = Options.from_json(pack.manifest["plan"].get("options", {}))
-    tokens = tuple((first, last) for first, last in facts["tokens"])
-    cu_num = tuple(facts["cu_num"]) if "cu_num" in facts else None
-    return Job(facts["source"], pack.arch, facts["name"], shape, tokens, options, cu_num=cu_num)
+def job_of(manifest: Manifest, kernel: PackedKernel | MissingKernel) -> Job:
+    """The job of a kernel that a pack has, or lacks."""
+    shape = Shape(gfx=manifest.arch, cu_num=0, **dict(zip(LAYER, kernel.layer, strict=True)))
+    options = Options.from_json(manifest.plan.options)
+    return Job(kernel.source, manifest.arch, kernel.name, shape, kernel.tokens, options, cu_num=kernel.cu_num)
 
 
 class Source(ABC):

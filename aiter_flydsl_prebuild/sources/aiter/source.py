@@ -32,7 +32,8 @@ from ...builder.scratch import scratch_folder
 from ...builder.toolchain import scrubbed_environment
 from ...errors import CheckError, InputError
 from ...flydsl_install import ambiguity, read_install
-from ..base import Job, LeftOut, Source, merge_ranges
+from ...manifest import LeftOut
+from ..base import Job, Source, merge_ranges
 from . import ahead, code, installed, needs, standins
 from .ops import DTYPES, FP8, FP8_OF_MOST, OPS, Op
 from .tables import table_files
