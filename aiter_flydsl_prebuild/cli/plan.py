@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import arguments
 from .result import Result
@@ -23,21 +23,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--table", nargs="+", type=Path, metavar="FILE", help="tuned tables (default: the source's own)"
     )
     parser.add_argument("--from-log", type=Path, metavar="FILE", help="what servers compiled, from the monitor's log")
-    arguments.planning(parser)
+    arguments.add_settings(parser, "plan")
 
 
 def run(args: argparse.Namespace) -> Result:
     """Plan, or, with ``--from-log``, list what servers compiled."""
     from ..builder.fromlog import read_log, wanted
     from ..builder.planning import plan_source, unknown_kernels
-    from ..builder.reach import parse_tokens, plan_reach, to_json
+    from ..builder.reach import plan_reach, to_json
     from ..builder.rules import RULES
     from ..builder.tables import read_tables
     from ..sources import load_source
+    from ..sources.base import Options
     from . import show
 
-    selected = {"cu_num": args.cu_num, "tokens": parse_tokens(args.tokens)}
-    source = load_source(args.source, arguments.asked_options(args))
+    asked = arguments.asked(args)
+    selected: dict[str, Any] = {"cu_num": asked.cu_num, "tokens": asked.tokens}
+    source = load_source(asked.source, Options(asked.kinds, asked.dtypes, asked.models))
     rule = args.rule or (RULES[0] if args.table else source.rule())
     if args.from_log is not None:
         found = wanted(read_log(args.from_log), read_tables(args.table or source.tables()), rule)
