@@ -48,8 +48,8 @@ WITHOUT_EXTRAS = {
 WITH_EXTRAS = {
     "build": "build needs pyelftools, msgpack, pebble, numpy, torch, flydsl, setuptools, installer and packaging, "
     f"which are not installed: {BUILD} torch flydsl",
-    "verify WHEEL": "verify needs pyelftools, msgpack, numpy, torch, flydsl, installer and packaging, which are not installed: "
-    f"{BUILD} torch flydsl",
+    "verify WHEEL": "verify needs pyelftools, msgpack, numpy, torch, flydsl, installer and packaging, "
+    f"which are not installed: {BUILD} torch flydsl",
     "merge WHEEL": f"merge needs setuptools, installer and packaging, which are not installed: {BUILD}",
     "report WHEEL --out OUT": "a report needs jinja2 and matplotlib, which are not installed: "
     "pip install 'aiter-flydsl-prebuild[report]'",

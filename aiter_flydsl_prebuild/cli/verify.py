@@ -34,12 +34,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Run the proof."""
     from ..builder import needs
+
+    needs.require("verify", *needs.PROVING, *(needs.CHECKING if args.wheel else ()))
     from ..builder.proof import open_subject
     from ..builder.scratch import scratch_folder
     from ..builder.verifying import verify
     from . import show
 
-    needs.require("verify", *needs.PROVING, *(needs.CHECKING if args.wheel else ()))
     with scratch_folder("verify") as folder, arguments.naming(args.wheel, folder):
         subject = open_subject(args.wheel, folder, args.package)
         found = verify(
