@@ -9,19 +9,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from setuptools import Command
 from setuptools.errors import SetupError
 
 from aiter_flydsl_prebuild.builder.scratch import scratch_folder
 from aiter_flydsl_prebuild.discovery import FOLDER, SUFFIX
-from aiter_flydsl_prebuild.errors import InputError, PrebuildError
+from aiter_flydsl_prebuild.errors import CheckError, InputError, PrebuildError
 from aiter_flydsl_prebuild.flydsl_cache import python_tag
 from aiter_flydsl_prebuild.pack import Pack
 
 from .comparing import ProjectCode, compare
-from .config import HookConfig, read_config
+from .config import read_config
+
+if TYPE_CHECKING:
+    from aiter_flydsl_prebuild.builder.settings import HookSettings
+
+# In an editable install, beside the packs: the names of those that the hook made.
+_RECORD = ".made-by-aiter-flydsl-prebuild"
 
 
 class build_flydsl_kernels(Command):
@@ -45,31 +51,72 @@ class build_flydsl_kernels(Command):
         self._tag: str | None = None
 
     def run(self) -> None:
-        """Put the pack in place. Kernels of an earlier build, which a build folder keeps, go first."""
+        """Put the pack in place. Packs of an earlier build, which a build folder keeps, go first."""
         config = self._config
         if config is None or (self.editable_mode and not config.editable):
             return
-        folder = self._folder(config)
-        for old in folder.glob(f"*{SUFFIX}"):
-            old.unlink()
+        self._remove_old(config)
         if not config.enabled:
             return
+        folder = self._folder(config)
         if not folder.parent.is_dir():
             raise SetupError(f"FlyDSL kernels cannot go into {config.package}: this project has no such package")
+        self._check_epoch()
         try:
             with scratch_folder("hook") as scratch:
-                pack = _unpacked(config.pack, scratch) if config.pack else self._build(config, scratch)
+                pack = self._finished(config, scratch) if config.pack else self._built(config, scratch)
                 made = Pack(str(pack))
                 if config.pack:
                     for line in compare(made, pack.name, ProjectCode(self._own_package)):
                         self.warn(line)
                 self._tag = python_tag(made.generation, made.identities)
                 folder.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(pack, folder / pack.name)
+                self._lay(pack, folder)
         except PrebuildError as error:
             if not config.optional:
                 raise SetupError(f"FlyDSL kernels could not be built: {error}") from None
             self.warn(f"built without FlyDSL kernels: {error}")
+
+    @staticmethod
+    def _check_epoch() -> None:
+        """Say before anything is compiled what would stop setuptools at the very end, with a traceback."""
+        from aiter_flydsl_prebuild.builder.epoch import source_date_epoch
+
+        try:
+            source_date_epoch()
+        except InputError as error:
+            raise SetupError(str(error)) from None
+
+    def _remove_old(self, config: HookSettings) -> None:
+        """Remove packs that no step of this build makes, wherever an earlier one put them.
+
+        setuptools never cleans its build folder, and packs everything that lies there into the wheel. In an editable
+        install the folder is the project's own: there the hook removes only what it made, by its record.
+        """
+        if self.editable_mode:
+            record = self._folder(config) / _RECORD
+            old = [record.with_name(name) for name in _lines(record)]
+        else:
+            root = Path(self.build_lib or "build/lib")
+            old = [path for path in root.rglob(f"{FOLDER}/*{SUFFIX}") if not self._is_source(path.relative_to(root))]
+        for path in old:
+            if path.is_file():
+                path.unlink()
+                self.warn(f"removed {path}, kernels of an earlier build")
+
+    def _is_source(self, path: Path) -> bool:
+        """Whether build_py copied a pack from the project's own files (and not from an editable install's)."""
+        package = ".".join(path.parent.parent.parts)
+        own = Path(self.get_finalized_command("build_py").get_package_dir(package), FOLDER, path.name)
+        return own.is_file() and own.name not in _lines(own.with_name(_RECORD))
+
+    def _lay(self, pack: Path, folder: Path) -> None:
+        """Copy the pack into its folder, where it may lie already."""
+        target = folder / pack.name
+        if not (target.exists() and target.samefile(pack)):
+            shutil.copyfile(pack, target)
+            if self.editable_mode:
+                (folder / _RECORD).write_text(f"{pack.name}\n", encoding="utf-8")
 
     def get_source_files(self) -> list[str]:
         """What an sdist needs for this step: a finished pack that lies in the project."""
@@ -106,11 +153,11 @@ class build_flydsl_kernels(Command):
             bill = bill_of_materials(Pack(str(pack)), pack.name)
             (folder / f"{pack.stem}{BILL}").write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
 
-    def _folder(self, config: HookConfig) -> Path:
+    def _folder(self, config: HookSettings) -> Path:
         if self.editable_mode:
             # An editable install imports the project where it is.
             return Path(self.get_finalized_command("build_py").get_package_dir(config.package), FOLDER)
-        return Path(self.build_lib or "build/lib", *config.package.split("."), FOLDER)
+        return Path(self.build_lib or "build/lib") / self._place(config)
 
     def _own_package(self, name: str) -> Path | None:
         """Where the project that is built has a top-level package or module, None where it has none of that name."""
@@ -122,31 +169,45 @@ class build_flydsl_kernels(Command):
         # A module is its file, a package its folder.
         return next((place for place in places if place.is_dir() or place.is_file()), None)
 
-    def _build(self, config: HookConfig, folder: Path) -> Path:
-        # The build half is heavy, and most commands of a build never come here.
-        from aiter_flydsl_prebuild.builder.gates import Gates, parse_size
-        from aiter_flydsl_prebuild.builder.pipeline import BuildRequest, build_pack
-        from aiter_flydsl_prebuild.builder.progress import Progress
-        from aiter_flydsl_prebuild.builder.reach import parse_tokens
-        from aiter_flydsl_prebuild.sources.base import Options
+    @staticmethod
+    def _place(config: HookSettings) -> Path:
+        return Path(*config.package.split("."), FOLDER)
 
-        gates = Gates(
-            max_size=parse_size(config.max_size) if config.max_size else None,
-            max_spills=config.max_spills,
-            coverage=parse_tokens(config.require_coverage) if config.require_coverage else None,
-        )
-        request = BuildRequest(
-            source=config.source,
-            arch=config.arch,
-            tokens=parse_tokens(config.tokens),
-            cu_num=config.cu_num,
-            options=Options(config.kinds, config.dtypes, config.models),
-            gates=gates,
-        )
+    def _built(self, config: HookSettings, folder: Path) -> Path:
+        """A new pack."""
+        # The build half is heavy, and most commands of a build never come here.
+        from aiter_flydsl_prebuild.builder.building import build
+
         with _import_path(str(config.source_path.resolve())):
-            built = build_pack(request, folder, Progress)
+            built = build(config, folder)
+        for kernel in built.failed:
+            self.warn(f"built without the FlyDSL kernel {kernel}")
         self.announce(f"{built.kernels} FlyDSL kernels, {built.bytes} bytes, proven in {built.seconds:.0f} s", level=2)
         return built.path
+
+    def _finished(self, config: HookSettings, folder: Path) -> Path:
+        """The pack that the project names, which passes the same gates as a new one.
+
+        :raises PrebuildError: it is no pack, its wheel does not hold one, or a gate is not passed.
+        """
+        from aiter_flydsl_prebuild.builder.gates import gates_of, refusal
+        from aiter_flydsl_prebuild.builder.reporting import subject_of, write
+
+        assert config.pack is not None
+        path = _unpacked(config.pack, folder)
+        pack = Pack(str(path))
+        if wrong := gates_of(config).check([pack], path.stat().st_size):
+            raise CheckError(refusal(wrong))
+        if config.report:
+            write(subject_of(pack), config.report)
+        return path
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[:-1]
+    except OSError:
+        return []
 
 
 def _unpacked(pack: Path, folder: Path) -> Path:

@@ -6,7 +6,6 @@ all but those with a ``[tool.aiter-flydsl-prebuild]`` table are left alone.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from .config import read_config
 
 COMMAND = "build_flydsl_kernels"
 
-_NAME = re.compile(r"aiter[-_.]+flydsl[-_.]+prebuild\b", re.IGNORECASE)
+LOADER = "aiter-flydsl-prebuild"
 
 
 def finalize_distribution_options(dist: Distribution) -> None:
@@ -81,10 +80,22 @@ def _require_loader(dist: Distribution) -> None:
         def run(self) -> None:
             # Here, since what pyproject.toml requires is known only after the distribution was made.
             wanted = list(self.distribution.install_requires or ())
-            if not any(_NAME.match(requirement) for requirement in wanted):
-                wanted.append(f"aiter-flydsl-prebuild>={__version__}")
+            if not any(_names_loader(requirement) for requirement in wanted):
+                wanted.append(f"{LOADER}>={__version__}")
                 self.distribution.install_requires = wanted
                 self.distribution.metadata.install_requires = wanted
             super().run()
 
     dist.cmdclass["egg_info"] = egg_info
+
+
+def _names_loader(requirement: str) -> bool:
+    """Whether a requirement is one of this project, with whatever extras, versions and markers."""
+    # Only a project with the table comes here; setuptools from 71 brings packaging along.
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    try:
+        return canonicalize_name(Requirement(requirement).name) == LOADER
+    except InvalidRequirement:
+        return False  # setuptools says what is wrong with it

@@ -46,11 +46,11 @@ WITHOUT_EXTRAS = {
     "store gc --store OUT": (0, "0 entries"),
 }
 WITH_EXTRAS = {
-    "build": f"build needs pyelftools, msgpack, pebble, numpy, torch, flydsl and setuptools, which are not installed: "
-    f"{BUILD} torch flydsl",
-    "verify WHEEL": f"verify needs pyelftools, msgpack, numpy, torch and flydsl, which are not installed: "
-    f"{BUILD} torch flydsl",
-    "merge WHEEL": f"merge needs setuptools, which is not installed: {BUILD}",
+    "build": "build needs pyelftools, msgpack, pebble, numpy, torch, flydsl, setuptools, installer and packaging, "
+    f"which are not installed: {BUILD} torch flydsl",
+    "verify WHEEL": "verify needs pyelftools, msgpack, numpy, torch, flydsl, installer and packaging, "
+    f"which are not installed: {BUILD} torch flydsl",
+    "merge WHEEL": f"merge needs setuptools, installer and packaging, which are not installed: {BUILD}",
     "report WHEEL --out OUT": "a report needs jinja2 and matplotlib, which are not installed: "
     "pip install 'aiter-flydsl-prebuild[report]'",
     "store stats --store memory://x": "memory://x, a store by URL, needs fsspec, which is not installed: "

@@ -91,12 +91,13 @@ def test_a_relative_folder_an_odd_umask_and_a_switched_off_hook_change_nothing(w
     assert (tmp_path / "dist" / wheel.name).read_bytes() == wheel.read_bytes()
 
 
-@pytest.mark.parametrize("epoch", ["abc", "0", "-5", "9999999999999"])
+@pytest.mark.parametrize("epoch", ["abc", "9999999999999"])
 def test_a_date_that_is_none(epoch: str, tmp_path: Path) -> None:
     environment = {**os.environ, "SOURCE_DATE_EPOCH": epoch}
     run = prebuild("build", "--tokens", "1..1", "--out", tmp_path / "dist", environment=environment)
     assert run.returncode == 2
-    assert f"SOURCE_DATE_EPOCH={epoch} is not a number of seconds" in run.stderr
+    assert f"SOURCE_DATE_EPOCH={epoch} is " in run.stderr
+    assert "compiling" not in run.stderr
     assert not (tmp_path / "dist").exists()
 
 

@@ -179,14 +179,32 @@ def test_kernels_of_one_abi_tag_the_wheel(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["loader = false", ""])
 def test_the_loader_is_required_once_if_at_all(tmp_path: Path, pack: Path, line: str) -> None:
     project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n{line}\n")
-    required = (
-        'version = "1.0"\ndependencies = ["Aiter_FlyDSL.prebuild", "numpy"]\n' if not line else 'version = "1.0"\n'
-    )
+    # Another project, whose name only begins like this one's, is no requirement of this one.
+    theirs = [
+        "aiter-flydsl-prebuild-extras>=1",
+        "numpy",
+        *([] if line else ["Aiter_FlyDSL.prebuild[build]>=0.1; True"]),
+    ]
+    required = f'version = "1.0"\ndependencies = {json.dumps(theirs)}\n'.replace("; True", "; python_version>'3'")
     text = (project / "pyproject.toml").read_text()
     (project / "pyproject.toml").write_text(text.replace('version = "1.0"\n', required))
     assert pip_wheel(project, "--no-build-isolation").returncode == 0
     wheel, _ = names_in(project)
-    assert len(loader_requirements(wheel)) == (0 if line else 1)
+    others = [one for one in loader_requirements(wheel) if "extras" in one]
+    assert len(others) == 1
+    assert len(loader_requirements(wheel)) - 1 == (0 if line else 1)
+
+
+def test_a_requirement_that_begins_alike_is_not_the_loader(tmp_path: Path, pack: Path) -> None:
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
+    text = (project / "pyproject.toml").read_text()
+    required = 'version = "1.0"\ndependencies = ["aiter-flydsl-prebuild-extras"]\n'
+    (project / "pyproject.toml").write_text(text.replace('version = "1.0"\n', required))
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    assert sorted(loader_requirements(names_in(project)[0])) == [
+        "Requires-Dist: aiter-flydsl-prebuild-extras",
+        "Requires-Dist: aiter-flydsl-prebuild>=0.1.0",
+    ]
 
 
 def test_kernels_of_a_source_in_the_project_itself(tmp_path: Path) -> None:
@@ -275,16 +293,147 @@ def test_a_pack_of_other_code_than_what_is_installed_stops_the_build(tmp_path: P
     assert "theirs is not here, so that its code is not compared with that of 1 kernels" in run.stdout + run.stderr
 
 
+def two_packages(root: Path, pack: Path) -> Path:
+    """A project with the packages their_server and other, built once with the pack in their_server."""
+    project = make_project(root, "")
+    (project / "other").mkdir()
+    (project / "other" / "__init__.py").write_text("")
+    set_table(project, TABLE + f"pack = {json.dumps(str(pack))}\noptional = true\n")
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    assert packs_in(project) == [f"their_server/flydsl_kernels/{pack.name}"]
+    return project
+
+
+def set_table(project: Path, table: str) -> None:
+    packages = PYPROJECT.replace('["their_server"]', '["their_server", "other"]')
+    (project / "pyproject.toml").write_text(packages + table)
+    shutil.rmtree(project / "dist", ignore_errors=True)
+
+
+def packs_in(project: Path) -> list[str]:
+    return [name for name in names_in(project)[1] if name.endswith(".fkpack")]
+
+
+def bills_in(project: Path) -> int:
+    return sum("/sboms/" in name for name in names_in(project)[1])
+
+
+@pytest.mark.parametrize("how", ["another package", "cannot be built", "switched off"])
+def test_packs_of_an_earlier_build_do_not_come_back_from_another_place(tmp_path: Path, pack: Path, how: str) -> None:
+    project = two_packages(tmp_path, pack)
+    more = {"another package": f"pack = {json.dumps(str(pack))}\n", "cannot be built": 'pack = "none.fkpack"\n'}
+    more["switched off"] = more["another package"] + "enabled = false\n"
+    set_table(project, TABLE.replace("their_server", "other") + more[how] + "optional = true\n")
+    run = pip_wheel(project, "--no-build-isolation", "-v")
+    assert run.returncode == 0, run.stdout + run.stderr
+    expected = [f"other/flydsl_kernels/{pack.name}"] if how == "another package" else []
+    assert packs_in(project) == expected
+    assert bills_in(project) == len(expected)
+    removed = f"removed build/lib/their_server/flydsl_kernels/{pack.name}, kernels of an earlier build"
+    assert removed in run.stdout + run.stderr
+
+
+def test_a_pack_among_the_projects_own_files_stays(tmp_path: Path, pack: Path) -> None:
+    project = two_packages(tmp_path, pack)
+    (project / "their_server" / "flydsl_kernels").mkdir()
+    shutil.copy(pack, project / "their_server" / "flydsl_kernels" / "own.fkpack")
+    table = '[tool.setuptools.package-data]\n"*" = ["flydsl_kernels/*"]\n' + TABLE.replace("their_server", "other")
+    set_table(project, table + f"pack = {json.dumps(str(pack))}\n")
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    assert packs_in(project) == [f"other/flydsl_kernels/{pack.name}", "their_server/flydsl_kernels/own.fkpack"]
+
+
+def test_without_the_table_a_clean_build_has_no_kernels(tmp_path: Path, pack: Path) -> None:
+    """As docs/hook.md says: the hook does nothing without its table, so the build folder has to go."""
+    project = two_packages(tmp_path, pack)
+    set_table(project, "")
+    shutil.rmtree(project / "build")
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    assert packs_in(project) == []
+
+
+def build_editable(project: Path) -> None:
+    script = "import setuptools.build_meta as b; print(b.build_editable('dist'))"
+    (project / "dist").mkdir(exist_ok=True)
+    run = subprocess.run([sys.executable, "-c", script], cwd=project, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_an_editable_install_removes_its_own_packs_and_no_others(tmp_path: Path, pack: Path) -> None:
+    project = two_packages(tmp_path, pack)
+    folder = project / "their_server" / "flydsl_kernels"
+    folder.mkdir()
+    shutil.copy(pack, folder / "own.fkpack")
+    second = pack.with_name("gfx950-second.fkpack")
+    shutil.copy(pack, second)
+    for path in (pack, second, folder / "own.fkpack"):
+        set_table(project, TABLE + f"pack = {json.dumps(str(path))}\neditable = true\n")
+        build_editable(project)
+        assert {one.name for one in folder.glob("*.fkpack")} == {"own.fkpack", path.name}
+    set_table(project, TABLE + "editable = true\nenabled = false\n")
+    build_editable(project)
+    assert [one.name for one in folder.glob("*.fkpack")] == ["own.fkpack"]
+
+
+def test_the_gates_and_the_report_go_with_a_finished_pack(tmp_path: Path, pack: Path) -> None:
+    table = TABLE + f"pack = {json.dumps(str(pack))}\nreport = 'report'\n"
+    project = make_project(tmp_path, table + 'known-bad = ["flydsl==0.5.0"]\nmax-size = "1kB"\n')
+    run = pip_wheel(project, "--no-build-isolation")
+    assert run.returncode != 0
+    said = run.stdout + run.stderr
+    assert "the gates are not passed (2):" in said
+    assert "compiler: flydsl 0.5.0 is known to be bad" in said
+    (project / "pyproject.toml").write_text(PYPROJECT + table)
+    assert pip_wheel(project, "--no-build-isolation").returncode == 0
+    assert (project / "report" / "report.html").is_file()
+
+
+def test_what_the_command_line_can_do_the_hook_can(tmp_path: Path) -> None:
+    """A build that goes on without a kernel that fails, with its own workers, rule and time limit, and a report."""
+    table = 'tokens = "1..1"\nsource = "sources_for_tests:Raises"\nreport = "report"\nworkers = 1\ntimeout = 60\n'
+    project = make_project(tmp_path, TABLE + table + 'rule = "newest"\nkeep-going = true\n')
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    run = pip_wheel(project, "--no-build-isolation", "-v", environment=environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    said = run.stdout + run.stderr
+    assert "built without the FlyDSL kernel" in said
+    assert "no such instruction on gfx950" in said
+    (held,) = json.loads(prebuild("inspect", names_in(project)[0], "--json").stdout)["packs"]
+    assert (len(held["kernels"]), len(held["missing"])) == (17, 1)
+    assert "no such instruction on gfx950" in (project / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("epoch", "words"), [("4354819200", "is after 2107-12-31"), ("soon", "is not a whole number")])
+def test_a_date_that_no_wheel_can_hold_is_said_before_compiling(tmp_path: Path, epoch: str, words: str) -> None:
+    project = make_project(tmp_path, TABLE)
+    run = pip_wheel(project, "--no-build-isolation", environment={**os.environ, "SOURCE_DATE_EPOCH": epoch})
+    assert run.returncode != 0
+    said = run.stdout + run.stderr
+    assert f"SOURCE_DATE_EPOCH={epoch} {words}" in said
+    assert "compiling 135 kernels" not in said
+
+
+def test_a_date_before_zip_files_is_theirs_first(tmp_path: Path, pack: Path) -> None:
+    project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
+    run = pip_wheel(project, "--no-build-isolation", environment={**os.environ, "SOURCE_DATE_EPOCH": "0"})
+    assert run.returncode == 0, run.stdout + run.stderr
+    wheel, names = names_in(project)
+    with zipfile.ZipFile(wheel) as archive:
+        assert {info.date_time[0] for info in archive.infolist()} == {1980}
+        (bill,) = (json.loads(archive.read(name)) for name in names if "/sboms/" in name)
+    assert bill["metadata"]["timestamp"] == "1980-01-01T00:00:00Z"
+
+
 FAULTS = {
-    'colour = "red"': "has no key 'colour'; known are enabled, package,",
-    "tokens = 8192": "tokens must be of type str, is 8192",
-    "cu-num = ['256']": "cu-num must be a list of integers",
+    'colour = "red"': "has no key 'colour'; known are source, arch,",
+    "tokens = 8192": "tokens must be token counts such as 1..8192, is 8192",
+    "cu-num = ['256']": "cu-num must be a list, each a positive whole number",
     'tokens = "many"': "many",
     'source = "nowhere"': "source 'nowhere' is not known",
     'arch = "gfx000"': "gfx000",
     'pack = "none.fkpack"': "none.fkpack: cannot be read: No such file",
     'pack = "../k.fkpack"': "leads out of the project",
-    "pack = 3": "pack must be of type str, is 3",
+    "pack = 3": "pack must be a path, is 3",
 }
 
 

@@ -1,7 +1,7 @@
-"""What a wheel must hold before a pipeline lets it go: its size, spills, coverage, and the compiler that made it.
+"""What a pipeline requires of a wheel before it is published: size, spills, coverage, and the compiler that made it.
 
-Every gate is tried, and all that is wrong is listed at once. A gate looks at a finished pack, so that a build and
-``check`` on a wheel that came back from elsewhere ask the same.
+Every gate is checked, and all failures are listed at once. A gate looks at a finished pack, so that ``build``, the
+hook, and ``check`` on a wheel that came back from elsewhere require the same.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..pack import Pack
 from ..sources.base import merge_ranges
 from .reach import Range
+from .settings import BuildSettings
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Gates:
         return problems
 
 
+def gates_of(settings: BuildSettings) -> Gates:
+    """The gates that were asked for."""
+    return Gates(settings.max_size, settings.max_spills, settings.require_coverage, settings.known_bad)
+
+
 def refusal(problems: Sequence[str]) -> str:
     """What a pipeline is told: everything that is wrong."""
     lines = "\n".join(f"  {problem}" for problem in problems)
@@ -68,7 +74,7 @@ def parse_known_bad(text: str) -> str:
     :raises InputError: it is of another form.
     """
     if not re.fullmatch(r"(flydsl|linker)==\S.*", text):
-        raise InputError(f"--known-bad {text}: write flydsl==VERSION or linker==TEXT")
+        raise InputError(f"{text!r} is not of the form flydsl==VERSION or linker==TEXT")
     return text
 
 

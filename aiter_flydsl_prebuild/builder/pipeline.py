@@ -36,7 +36,7 @@ from ..sources.base import Job, Options, Source
 from .bound import describe_packages, files_of
 from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
 from .digests import compiling_code, digest, own_code
-from .gates import Gates, refusal
+from .gates import Gates, gates_of, refusal
 from .keys import KernelKeys
 from .machine import default_workers
 from .packing import (
@@ -57,7 +57,8 @@ from .proof import Proof, Subject, judge, prove
 from .reach import UNDECODABLE, UNKNOWN, Range, ShapeReach
 from .remote import SLOTS, Batch, run_batches
 from .scratch import scratch_folder
-from .sharding import Shard, assign, costs_of
+from .settings import BuildSettings
+from .sharding import Shard, assign, costs_of, parse_shard
 from .store import Store, open_store
 from .toolchain import Toolchain, find_toolchain, worker_environment
 
@@ -84,6 +85,27 @@ class BuildRequest:
     store: str | None = None
     shard: Shard | None = None
     gates: Gates = field(default_factory=Gates)
+
+
+def request_of(settings: BuildSettings) -> BuildRequest:
+    """The request of a build's settings.
+
+    :raises InputError: ``shard`` is not well-formed.
+    """
+    return BuildRequest(
+        source=settings.source,
+        arch=settings.arch,
+        tokens=settings.tokens,
+        cu_num=settings.cu_num,
+        rule=settings.rule,
+        workers=settings.workers,
+        timeout=settings.timeout,
+        keep_going=settings.keep_going,
+        options=Options(settings.kinds, settings.dtypes, settings.models),
+        store=settings.store,
+        shard=parse_shard(settings.shard, settings.shard_times) if settings.shard else None,
+        gates=gates_of(settings),
+    )
 
 
 @dataclass(frozen=True)

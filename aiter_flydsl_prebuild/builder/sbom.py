@@ -10,12 +10,12 @@ from __future__ import annotations
 import datetime
 import hashlib
 import importlib.metadata
-import os
 from typing import Any
 
 from .. import __version__
 from ..manifest import SourceFacts, TableFacts
 from ..pack import Pack
+from .epoch import source_date_epoch
 
 SUFFIX = ".cdx.json"
 
@@ -37,8 +37,8 @@ def bill_of_materials(pack: Pack, file_name: str) -> dict[str, Any]:
             "hashes": [{"alg": "SHA-256", "content": digest}],
         },
     }
-    if epoch := os.environ.get("SOURCE_DATE_EPOCH"):
-        when = datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc)
+    if (epoch := source_date_epoch()) is not None:
+        when = datetime.datetime.fromtimestamp(epoch, datetime.timezone.utc)
         metadata["timestamp"] = when.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",

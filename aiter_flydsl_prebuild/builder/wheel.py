@@ -10,19 +10,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 from .. import __version__
 from ..discovery import BUILD_VARIABLE, KERNELS_NAMESPACE, SUFFIX
-from ..errors import CheckError, InputError
+from ..errors import CheckError
 from ..pack import Pack
+from .epoch import FIRST, source_date_epoch
 from .scratch import scratch_folder
 from .wheelcheck import wheel_problems
-
-# The first moment that a zip can hold: without SOURCE_DATE_EPOCH the build is the same on any day.
-_FIRST_EPOCH = "315532800"
 
 _PYPROJECT = """\
 [build-system]
@@ -58,15 +57,21 @@ to {last} tokens. Made by aiter-flydsl-prebuild {version}, which puts them into 
 """
 
 
-def build_wheel(pack_path: Path, out: Path, accept: Callable[[Path], None] = lambda wheel: None) -> Path:
+def build_wheel(
+    pack_path: Path,
+    out: Path,
+    accept: Callable[[Path], None] = lambda wheel: None,
+    number: int | None = None,
+) -> Path:
     """Build the kernels' own wheel around a pack; returns its path in ``out``, a folder.
 
     :param accept: sees the wheel before it is there, and raises where it must not be.
+    :param number: orders wheels for one FlyDSL (:func:`wheel_version`).
 
     Honours SOURCE_DATE_EPOCH; without it the stamps in the wheel are those of 1980, so that two builds are alike.
 
     :raises CheckError: setuptools failed, with the last of what it said, or made something else.
-    :raises InputError: SOURCE_DATE_EPOCH is not a time.
+    :raises InputError: SOURCE_DATE_EPOCH is no time that a wheel can hold.
     """
     pack = Pack(str(pack_path))
     name = f"aiter-flydsl-kernels-{pack.arch}"
@@ -91,7 +96,7 @@ def build_wheel(pack_path: Path, out: Path, accept: Callable[[Path], None] = lam
         (project / "README.md").write_text(text)
         pyproject = _PYPROJECT.format(
             name=json.dumps(name),
-            version=json.dumps(f"{__version__}+flydsl{pack.version}"),
+            version=json.dumps(wheel_version(pack, number)),
             description=json.dumps(f"Precompiled FlyDSL kernels for {pack.arch} and flydsl {pack.version}"),
             dependencies=json.dumps([f"aiter-flydsl-prebuild>={__version__}", f"flydsl=={pack.version}"]),
             license=f"license = {json.dumps(source.license)}\n" if source.license else "",
@@ -100,6 +105,42 @@ def build_wheel(pack_path: Path, out: Path, accept: Callable[[Path], None] = lam
         )
         (project / "pyproject.toml").write_text(pyproject)
         return _run_backend(project, out.resolve(), pack_path, accept)
+
+
+def wheel_version(pack: Pack, number: int | None = None) -> str:
+    """The version of a pack's own wheel: FlyDSL's, with what tells the wheel from others for that FlyDSL.
+
+    Installers take the highest version of an index, and nothing of the same version. A digest of the content makes
+    other kernels another version, but does not order them; time does. So it is ``0.5.0.postN`` with a ``number``, which
+    indexes such as PyPI take; else ``0.5.0+TIME.kDIGEST`` with SOURCE_DATE_EPOCH; else ``0.5.0+kDIGEST``: the same
+    kernels give the same version, and versions in that order replace each other (PEP 440).
+
+    :raises InputError: SOURCE_DATE_EPOCH is no time that a wheel can hold.
+    """
+    from packaging.version import Version
+
+    flydsl = Version(pack.version)
+    if number is not None and not (flydsl.is_devrelease or flydsl.is_postrelease or flydsl.local):
+        return f"{flydsl.public}.post{number}"
+    epoch = source_date_epoch()
+    if number is None and epoch is not None:
+        number = int(time.strftime("%Y%m%d%H%M%S", time.gmtime(epoch)))
+    parts = [flydsl.local, None if number is None else str(number), f"k{pack.header.pack_id[:8]}"]
+    return f"{flydsl.public}+{'.'.join(part for part in parts if part)}"
+
+
+def unordered(wheel: Path, number: int | None) -> str | None:
+    """What to say where another wheel lies beside a new one, and nothing tells pip which is newer."""
+    if number is not None or source_date_epoch() is not None:
+        return None
+    name = wheel.name.partition("-")[0]
+    others = sorted(other.name for other in wheel.parent.glob(f"{name}-*.whl") if other != wheel)
+    if not others:
+        return None
+    return (
+        f"{wheel.parent} holds {', '.join(others)} as well, and pip does not know which is newer: "
+        "build with --number N, or set SOURCE_DATE_EPOCH"
+    )
 
 
 def _run_backend(project: Path, out: Path, pack: Path, accept: Callable[[Path], None]) -> Path:
@@ -131,15 +172,6 @@ def _run_backend(project: Path, out: Path, pack: Path, accept: Callable[[Path], 
 def _environment() -> dict[str, str]:
     """What the build of the wheel may see: nothing that would show in its bytes but SOURCE_DATE_EPOCH."""
     kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    return {"SOURCE_DATE_EPOCH": check_epoch(), **{name: os.environ[name] for name in kept if name in os.environ}}
-
-
-def check_epoch() -> str:
-    """The stamp of what is in the wheel, in seconds since 1970: SOURCE_DATE_EPOCH, or the first that a zip can hold.
-
-    :raises InputError: SOURCE_DATE_EPOCH is none that a zip can hold.
-    """
-    epoch = os.environ.get("SOURCE_DATE_EPOCH", _FIRST_EPOCH)
-    if not (epoch.isascii() and epoch.isdigit() and int(_FIRST_EPOCH) <= int(epoch) < 1 << 32):
-        raise InputError(f"SOURCE_DATE_EPOCH={epoch} is not a number of seconds from {_FIRST_EPOCH} (1980) on")
-    return epoch
+    # Without SOURCE_DATE_EPOCH the wheel is the same on any day.
+    epoch = source_date_epoch() or FIRST
+    return {"SOURCE_DATE_EPOCH": str(epoch), **{name: os.environ[name] for name in kept if name in os.environ}}

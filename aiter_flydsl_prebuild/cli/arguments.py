@@ -5,41 +5,43 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..builder.settings import FLAG, SIZE, TOKENS, BuildSettings, Group, Kind, Setting, settings
 from ..errors import CheckError, InputError
 
 if TYPE_CHECKING:
-    from ..builder.gates import Gates
     from ..pack import Pack
-    from ..sources.base import Options
 
 
-def positive(text: str) -> int:
-    """A whole number from 1 on."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
+def add_settings(parser: argparse.ArgumentParser, *groups: Group) -> None:
+    """The flags of groups of the build's settings."""
+    gates = parser.add_argument_group("gates, which the wheel must pass") if "gates" in groups else parser
+    for one in settings(BuildSettings, *groups):
+        add_setting(gates if one.group == "gates" else parser, one)
 
 
-def whole(text: str) -> int:
-    """A whole number from 0 on."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
+def add_setting(parser: argparse._ActionsContainer, one: Setting) -> None:
+    """The flag of one setting."""
+    assert one.flag is not None
+    if one.kind is FLAG:
+        parser.add_argument(one.flag, action="store_true", help=one.help)
+        return
+    many: dict[str, Any] = {"nargs": "+"} if one.kind.many else {}
+    text = f"{one.help} (default: {one.default_text})".replace("%", "%%")
+    parser.add_argument(one.flag, type=_type(one.kind), default=one.default, metavar=one.metavar, help=text, **many)
 
 
-def seconds(text: str) -> float:
-    """A number of seconds above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return value
+def _type(kind: Kind) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return kind.from_text(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
 def days(text: str) -> float:
@@ -53,14 +55,18 @@ def days(text: str) -> float:
     return value
 
 
-def size(text: str) -> int:
-    """``20MB`` in bytes."""
-    from ..builder.gates import parse_size
+size = _type(SIZE)
+tokens = _type(TOKENS)
 
-    try:
-        return parse_size(text)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+
+def asked(args: argparse.Namespace) -> BuildSettings:
+    """The settings that were given; those that the command does not have are the default."""
+    given: dict[str, Any] = {}
+    for one in settings():
+        if hasattr(args, one.name):
+            value = getattr(args, one.name)
+            given[one.name] = tuple(value) if one.kind.many else value
+    return BuildSettings(**given)
 
 
 def wheel(parser: argparse.ArgumentParser) -> None:
@@ -83,80 +89,6 @@ def out(parser: argparse.ArgumentParser) -> None:
     """``--out`` of commands that make a wheel."""
     parser.add_argument(
         "--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where the wheel goes (default: dist)"
-    )
-
-
-def store(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """``--store``."""
-    default = "AITER_FLYDSL_PREBUILD_STORE, else the user's cache"
-    text = f"the kernel store, a folder or an fsspec URL ({more}default: {default})"
-    parser.add_argument("--store", metavar="WHERE", help=text)
-
-
-def planning(parser: argparse.ArgumentParser) -> None:
-    """What ``plan`` and ``build`` share: which kernels."""
-    from ..builder.rules import RULES
-    from ..sources import SOURCES
-
-    parser.add_argument(
-        "--source", default="reference", metavar="NAME", help=f"{', '.join(SOURCES)}, or package.module:Class"
-    )
-    parser.add_argument("--arch", default="gfx950", help="GPU architecture (default: gfx950)")
-    parser.add_argument(
-        "--cu-num",
-        nargs="+",
-        type=positive,
-        default=[],
-        metavar="N",
-        help="compute units of the GPU (default: all that the tables have)",
-    )
-    parser.add_argument("--tokens", default="1..8192", metavar="FIRST..LAST", help="token counts (default: 1..8192)")
-    parser.add_argument("--rule", choices=RULES, help="AITER's dispatch rule (default: that of the source)")
-    for name, help_text in (
-        ("kinds", "families of kernels (default: the source's own choice)"),
-        ("dtypes", "output types of kernels whose tables do not fix them (default: bfloat16)"),
-        ("models", "shape lists whose untuned shapes get the heuristic's kernels, or none (default: all)"),
-    ):
-        parser.add_argument(f"--{name}", nargs="+", default=[], metavar="NAME", help=help_text)
-
-
-def gates(parser: argparse.ArgumentParser) -> None:
-    """What ``build`` and ``check`` share: what a wheel must pass."""
-    group = parser.add_argument_group("gates, which the wheel must pass")
-    group.add_argument("--max-size", type=size, metavar="SIZE", help="of the wheel, as in 20MB")
-    group.add_argument("--max-spills", type=whole, metavar="N", help="registers that a kernel may spill")
-    group.add_argument(
-        "--require-coverage", metavar="FIRST..LAST", help="token counts that every shape must be served for"
-    )
-    group.add_argument(
-        "--known-bad",
-        nargs="+",
-        default=[],
-        metavar="WHAT==VERSION",
-        help="compilers that no kernel may come from: flydsl, linker",
-    )
-
-
-def asked_options(args: argparse.Namespace) -> Options:
-    """The source's options."""
-    from ..sources.base import Options
-
-    return Options(tuple(args.kinds), tuple(args.dtypes), tuple(args.models))
-
-
-def asked_gates(args: argparse.Namespace) -> Gates:
-    """The gates.
-
-    :raises InputError: one is not well-formed.
-    """
-    from ..builder.gates import Gates, parse_known_bad
-    from ..builder.reach import parse_tokens
-
-    return Gates(
-        max_size=args.max_size,
-        max_spills=args.max_spills,
-        coverage=parse_tokens(args.require_coverage) if args.require_coverage else None,
-        known_bad=tuple(map(parse_known_bad, args.known_bad)),
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
+from ..builder.settings import setting
 from . import arguments
 from .result import Result
 
@@ -17,25 +19,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="wheels or packs")
     arguments.trusted(parser)
     parser.add_argument("--no-proof", action="store_true", help="do not prove what parts of a build make up")
+    arguments.add_setting(parser, setting("number"))
     arguments.out(parser)
 
 
 def run(args: argparse.Namespace) -> Result:
     """Join them, prove what was not proven, and make a wheel."""
     from ..builder import needs
+
+    needs.require("merge", *needs.WHEEL)
+    from ..builder.epoch import source_date_epoch
     from ..builder.merging import merge_packs
     from ..builder.proof import open_subject
     from ..builder.scratch import scratch_folder
-    from ..builder.wheel import build_wheel, check_epoch
+    from ..builder.wheel import build_wheel, unordered
 
-    needs.require("merge", *needs.WHEEL)
-    check_epoch()
+    source_date_epoch()  # a fault in it is known before anything is proven
     with arguments.output_folder(args.out) as out, scratch_folder("merge") as folder:
         packs: list[Path] = []
         for number, wheel in enumerate(args.wheels):
             packs += open_subject(wheel, folder / str(number)).packs
         merged, proof = merge_packs(packs, folder, prove=not args.no_proof, trusted=args.source)
-        made = build_wheel(merged, out)
+        made = build_wheel(merged, out, number=args.number)
+
+    if note := unordered(made, args.number):
+        print(f"aiter-flydsl-prebuild: {note}", file=sys.stderr)
 
     def show() -> None:
         print(made)

@@ -32,30 +32,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N,K[,BLOCK]",
         help="what one layer gets, tuned or not, as in 7168,2048,32x32 (may be repeated)",
     )
-    arguments.planning(parser)
+    arguments.add_settings(parser, "plan")
 
 
 def run(args: argparse.Namespace) -> Result:
     """Plan; or list what servers compiled (``--from-log``), or what layers get (``--shape``)."""
     from ..builder.fromlog import read_log, wanted
     from ..builder.planning import parse_layer, plan_layers, plan_source, unknown_kernels
-    from ..builder.reach import parse_tokens, plan_reach, to_json
+    from ..builder.reach import plan_reach, to_json
     from ..builder.rules import RULES
     from ..builder.tables import read_tables
     from ..manifest import to_json as facts
     from ..sources import load_source
+    from ..sources.base import Options
     from . import show
 
-    selected = {"cu_num": args.cu_num, "tokens": parse_tokens(args.tokens)}
-    source = load_source(args.source, arguments.asked_options(args))
+    asked = arguments.asked(args)
+    selected: dict[str, Any] = {"cu_num": asked.cu_num, "tokens": asked.tokens}
+    source = load_source(asked.source, Options(asked.kinds, asked.dtypes, asked.models))
     rule = args.rule or (RULES[0] if args.table else source.rule())
     if args.from_log is not None:
         found = wanted(read_log(args.from_log), read_tables(args.table or source.tables()), rule)
         return Result({"wanted": [one.to_json() for one in found]}, lambda: show.log(found))
     if args.shape:
-        asked = [parse_layer(text) for text in args.shape]
+        wanted_layers = [parse_layer(text) for text in args.shape]
         tables = read_tables(args.table or source.tables())
-        layers = plan_layers(source, asked, tables, arch=args.arch, rule=rule, **selected)
+        layers = plan_layers(source, wanted_layers, tables, arch=args.arch, rule=rule, **selected)
         return Result(_layers_to_json(layers), lambda: show.layers(layers))
     left_out: tuple[LeftOut, ...] = ()
     beside: tuple[Job, ...] = ()

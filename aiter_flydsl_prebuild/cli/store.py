@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from ..builder.settings import setting
 from . import arguments
 from .result import Result
 
@@ -26,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         # Without a default of its own, so that `store --json stats` keeps what was said before the task.
         found.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
         found.set_defaults(task=task)
-        arguments.store(found)
+        arguments.add_setting(found, setting("store"))
         if task is _gc:
             _configure_gc(found)
 

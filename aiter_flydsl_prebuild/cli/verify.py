@@ -14,7 +14,12 @@ INTERRUPTED = ""
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     arguments.wheel(parser)
-    parser.add_argument("--tokens", metavar="FIRST..LAST", help="token counts (default: those it was built for)")
+    parser.add_argument(
+        "--tokens",
+        type=arguments.tokens,
+        metavar="FIRST..LAST",
+        help="token counts (default: those it was built for)",
+    )
     parser.add_argument(
         "--pack", action="append", default=[], metavar="NAME", help="only this pack of several (may be repeated)"
     )
@@ -29,23 +34,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Run the proof."""
     from ..builder import needs
+
+    needs.require("verify", *needs.PROVING, *(needs.CHECKING if args.wheel else ()))
     from ..builder.proof import open_subject
-    from ..builder.reach import parse_tokens
     from ..builder.scratch import scratch_folder
     from ..builder.verifying import verify
     from . import show
 
-    needs.require("verify", *needs.PROVING)
-    with scratch_folder("verify") as folder:
-        tokens = parse_tokens(args.tokens) if args.tokens else None
-        with arguments.naming(args.wheel, folder):
-            subject = open_subject(args.wheel, folder, args.package)
-            found = verify(
-                subject,
-                only=args.pack,
-                cold=args.cold,
-                exhaustive=args.exhaustive,
-                tokens=tokens,
-                trusted=args.source,
-            )
+    with scratch_folder("verify") as folder, arguments.naming(args.wheel, folder):
+        subject = open_subject(args.wheel, folder, args.package)
+        found = verify(
+            subject,
+            only=args.pack,
+            cold=args.cold,
+            exhaustive=args.exhaustive,
+            tokens=args.tokens,
+            trusted=args.source,
+        )
     return Result(found.to_json(), lambda: show.verification(found), ok=found.ok)
