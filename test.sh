@@ -30,4 +30,5 @@ fi
 "$venv/bin/ruff" format --check .
 "$venv/bin/ruff" check .
 "$venv/bin/mypy"
-exec "$venv/bin/python" -m pytest "$@"
+# One process for each core; the tests of a file stay together, since they share what they built.
+exec "$venv/bin/python" -m pytest --numprocesses auto --dist loadfile "$@"

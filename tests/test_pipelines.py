@@ -17,11 +17,18 @@ PIPELINES = ROOT / "pipelines"
 # What this environment's packages install lies beside its interpreter.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
+WORKFLOWS = [*sorted(PIPELINES.glob("github/*.yml")), *sorted(ROOT.glob(".github/workflows/*.yml"))]
+
 LINTERS = {
     "shellcheck": [*sorted(PIPELINES.glob("*.sh")), ROOT / "test.sh", ROOT / "quickstart.sh", ROOT / ".ci" / "run"],
     "hadolint": [PIPELINES / "Dockerfile"],
-    "yamllint": ["--strict", "--config-file", ROOT / ".yamllint", PIPELINES / "github"],
-    "check-jsonschema": ["--builtin-schema", "vendor.github-workflows", *sorted(PIPELINES.glob("github/*.yml"))],
+    "yamllint": ["--strict", "--config-file", ROOT / ".yamllint", PIPELINES / "github", ROOT / ".github"],
+    "check-jsonschema": [
+        "--builtin-schema",
+        "vendor.github-workflows",
+        *sorted(PIPELINES.glob("github/*.yml")),
+        *sorted(ROOT.glob(".github/workflows/*.yml")),
+    ],
 }
 
 
