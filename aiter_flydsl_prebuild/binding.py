@@ -20,6 +20,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+UNKNOWN = "unknown"
+"""What a manifest has for the version of a package that nothing tells."""
+
 _OURS = __name__.partition(".")[0]
 
 
@@ -144,6 +147,11 @@ def installed_version(package: str, distribution: str | None, folders: list[str]
     except metadata.PackageNotFoundError:
         pass
     return None
+
+
+def called(package: str, version: str | None) -> str:
+    """A package with its version, for a message."""
+    return f"{package} {version:.80}" if version and version != UNKNOWN else f"{package} of an unknown version"
 
 
 def _written_version(path: str) -> str | None:

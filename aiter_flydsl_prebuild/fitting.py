@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import flydsl_cache as cache
-from .binding import InstalledCode, installed_version, package_of
+from .binding import InstalledCode, called, installed_version, package_of
 from .compute_units import unserved
 from .flydsl_install import OWN_KEY, Install, ambiguity, imported_install
 from .pack import Pack
@@ -185,9 +185,10 @@ def differences(pack: Pack, other: OtherCode, code: InstalledCode) -> list[str]:
     lines = []
     for package, (kernels, files) in other.differing.items():
         known = pack.manifest.source.package(package)
-        ours = installed_version(package, known.distribution, code.folders(package)) or "of an unknown version"
+        theirs = called(package, known.version)
+        ours = called(package, installed_version(package, known.distribution, code.folders(package)))
         where = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")
-        what = f"compiled from {package} {known.version}, installed is {package} {ours:.80} with other code ({where})"
+        what = f"compiled from {theirs}, installed is {ours} with other code ({where})"
         lines.append(f"{_count(len(kernels))} {'were' if len(kernels) > 1 else 'was'} {what}: {_names(kernels)}")
     return lines
 

@@ -109,7 +109,7 @@ def recall(packages: Iterable[str] = (), environ: MutableMapping[str, str] = os.
         if _unusual(environ):
             return None
         folder = folder_in_use(environ)
-        with open(marker_path(folder), encoding="utf-8") as file:
+        with open(marker_path(folder), encoding="utf-8", errors="surrogateescape") as file:
             text = file.read()
         head = marker_head(packs, bundled, target, environ)
         lines = _lines(text[len(head) :], folder, mode) if text.startswith(head) else None
@@ -150,6 +150,20 @@ def marker_text(
         return None
     lines = ["\n".join(map("\t".join, section)) for section in (packs, there)]
     return head + _END.join([code, _UNKNOWN if sources is None else sources, *lines])
+
+
+def marked_sources(folder: str, head: str) -> str | None:
+    """FlyDSL's sources as the marker of a cache root holds them, if it has this head and they are still as they were.
+
+    Only strict mode compares them; what it found need not be lost where another mode writes the marker anew.
+    """
+    try:
+        with open(marker_path(folder), encoding="utf-8", errors="surrogateescape") as file:
+            text = file.read()
+        _, sources, _, _ = text[len(head) :].split(_END)
+    except (OSError, ValueError):
+        return None
+    return sources if text.startswith(head) and sources != _UNKNOWN and unchanged(sources) else None
 
 
 def marker_head(

@@ -38,7 +38,7 @@ from .discovery import (
 from .errors import CheckError, InputError, PrebuildError
 from .fitting import Placement, fit, other_units, tokens_of
 from .flydsl_install import Install, checked, read_install
-from .marker import UncertainError, flydsl_state, gpus, in_place, marker_head, marker_path, marker_text
+from .marker import UncertainError, flydsl_state, gpus, in_place, marked_sources, marker_head, marker_path, marker_text
 from .pack import Pack, read_header
 from .places import Place, cautions, defeated, doubts, make_private, passed_over, places, refusal, refused
 from .report import PackReport, SeedReport, announce, covered
@@ -204,8 +204,11 @@ def _mark(folder: str, head: str | None, done: list[_Seeded], files: Mapping[str
     except UncertainError:
         return
     install, _ = machine.read()
-    # Only strict mode looks at all of FlyDSL's sources, and asks for them.
-    sources = "" if install is None or not install.record else install.states if machine.strict else None
+    if install is None or not install.record:
+        sources: str | None = ""
+    else:
+        # Only strict mode looks at all of FlyDSL's sources, and asks for them.
+        sources = install.states if machine.strict else marked_sources(folder, head)
     text = marker_text(head, [one.report for one in done], files, code, sources)
     if text is None:
         return

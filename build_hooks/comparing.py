@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from aiter_flydsl_prebuild.binding import InstalledCode, installed_version
+from aiter_flydsl_prebuild.binding import InstalledCode, called, installed_version
 from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.fitting import other_code
 from aiter_flydsl_prebuild.pack import Pack
@@ -35,8 +35,8 @@ class ProjectCode(InstalledCode):
         """Which code of a package this is, for a message."""
         if self._own(package) is not None:
             return f"this project has other code in {package}"
-        version = installed_version(package, distribution, self.folders(package)) or "of an unknown version"
-        return f"installed is {package} {version} with other code"
+        version = installed_version(package, distribution, self.folders(package))
+        return f"installed is {called(package, version)} with other code"
 
 
 def compare(pack: Pack, name: str, code: ProjectCode) -> Iterator[str]:
@@ -50,7 +50,7 @@ def compare(pack: Pack, name: str, code: ProjectCode) -> Iterator[str]:
         known = pack.manifest.source.package(package)
         here = code.called(package, known.distribution)
         count = f"{len(kernels)} of {len(pack.kernels)} kernels"
-        wrong.append(f"{name}: {count} were compiled from {package} {known.version}, {here} ({_first(files)})")
+        wrong.append(f"{name}: {count} were compiled from {called(package, known.version)}, {here} ({_first(files)})")
     if wrong:
         raise CheckError("\n".join([*wrong, "build the pack again, or from the code that it was compiled from"]))
     for package, kernels in other.absent.items():

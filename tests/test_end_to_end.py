@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from aiter_flydsl_prebuild.builder import proof
 from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
 from aiter_flydsl_prebuild.manifest import LAYER, kernel_label, to_json
 from aiter_flydsl_prebuild.pack import Pack
@@ -162,6 +163,20 @@ def test_one_kernel_can_be_read_out(wheel: Path, tmp_path: Path) -> None:
     assert all(Path(path).name.startswith(name) for path in written)
     assert Path(next(p for p in written if p.endswith(".hsaco"))).read_bytes().startswith(b"\x7fELF")
     assert prebuild("inspect", wheel, "--kernel", "other").returncode == 2
+
+
+def test_a_pack_that_the_variable_names_is_proven_as_any_other(wheel: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """The proof's process does not get that variable of the caller's."""
+    pack = pack_in(wheel, tmp_path)
+    monkeypatch.setenv("AITER_FLYDSL_PREBUILD_PACKS", str(pack))
+    given: dict[str, str] = {}
+
+    def run(request: dict[str, Any], environment: dict[str, str], result: Path, cold: bool) -> None:
+        given.update(environment)
+
+    monkeypatch.setattr(proof, "_run", run)
+    proof.prove(proof.Subject((pack,), (), ()))
+    assert given["AITER_FLYDSL_PREBUILD_PACKS"] == str(pack)
 
 
 def test_a_kernel_that_is_missing_is_named_with_its_tokens(wheel: Path, tmp_path: Path) -> None:

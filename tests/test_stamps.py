@@ -224,6 +224,17 @@ def test_sources_outside_the_keys_are_an_error_in_strict_mode_alone(server: Serv
     assert "was changed after it was installed (flydsl/_mlir/ir.py)" in server.strict()["error"]
 
 
+def test_other_modes_leave_strict_mode_its_word_on_flydsl(server: Server) -> None:
+    server.strict()
+    longer = "import aiter_flydsl_prebuild.seeding as s; s.seed()"
+    assert run_python(["-c", longer], server.environ).returncode == 0
+    assert server.strict()["quick"]
+    with (server.site / EDITED).open("a") as file:
+        file.write("# a comment\n")
+    assert run_python(["-c", longer], server.environ).returncode == 0
+    assert "was changed after it was installed" in server.strict()["error"]
+
+
 def test_altered_libraries_are_named_where_there_is_time(server: Server, wheel: Path) -> None:
     assert INSTALL is not None
     library = next(path for path in INSTALL.record if path.startswith("flydsl/_mlir/_mlir_libs/") and ".so" in path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.metadata import packages_distributions
 
-from ..binding import find_package, installed_version, package_of
+from ..binding import UNKNOWN, find_package, installed_version, package_of
 from ..manifest import PackageFacts, SourceFile
 from ..sources.base import Job, Source
 from .digests import digest, file_digest
@@ -39,6 +39,6 @@ def describe_packages(source: Source, files: Iterable[Files]) -> dict[str, Packa
         distribution = distribution or next(iter(distributions.get(package, ())), None)
         version = known.get("version") or installed_version(package, distribution, find_package(package))
         described[package] = PackageFacts(
-            version or "unknown", digest(contents), distribution=distribution, commit=known.get("commit")
+            version or UNKNOWN, digest(contents), distribution=distribution, commit=known.get("commit")
         )
     return described

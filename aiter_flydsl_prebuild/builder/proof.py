@@ -215,7 +215,7 @@ def prove(
         environment["COMPILE_ONLY"] = "1"
         if not cold:
             environment["FLYDSL_RUNTIME_RUN_ONLY"] = "1"
-        if not subject.search and (given := [p for p in request["packs"] if p not in find_packs()]):
+        if not subject.search and (given := [p for p in request["packs"] if p not in find_packs(environ=environment)]):
             environment[PACKS_VARIABLE] = os.pathsep.join(given)
         environment[ARCH_VARIABLE] = packs[0].arch
         return _run(request, environment, folder / "result.json", cold)
