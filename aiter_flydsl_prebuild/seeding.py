@@ -266,7 +266,7 @@ class _Machine:
             flydsl = "\n".join((install.version, install.identity, *install.altered))
         else:
             try:
-                flydsl = hashlib.sha256(flydsl_state().encode()).hexdigest()
+                flydsl = hashlib.sha256(flydsl_state().encode(errors="surrogateescape")).hexdigest()
             except (OSError, UncertainError):
                 flydsl = os.urandom(16).hex()  # it cannot be told from another
         python = sys.implementation.cache_tag or sys.version
