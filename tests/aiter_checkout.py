@@ -29,13 +29,28 @@ def python() -> str:
     """
     found = os.environ.get("AITER_PYTHON", sys.executable)
     pin = needs.pinned_flydsl(installed.Installed(source() / "aiter"))
-    ask = "import importlib.metadata as m, pandas, triton; print('flydsl==' + m.version('flydsl'))"
-    done = run_python(["-c", ask], dict(os.environ), found)
-    if done.returncode or pin not in (None, done.stdout.strip()):
-        pytest.skip(
-            f"{found} has not what this AITER needs ({pin}, pandas, triton, …): bash test.sh makes AITER_PYTHON"
-        )
+    if pin not in (None, _ask(found, "'flydsl==' + importlib.metadata.version('flydsl')")):
+        pytest.skip(f"{found} has not the FlyDSL that this AITER pins ({pin}): bash test.sh makes AITER_PYTHON")
     return found
+
+
+def packages() -> list[str]:
+    """The folders that have what AITER imports, for an environment with another FlyDSL."""
+    found = os.environ.get("AITER_PYTHON", sys.executable)
+    ask = "chr(10).join({sysconfig.get_path('purelib'), sysconfig.get_path('platlib')})"
+    return _ask(found, ask).splitlines()
+
+
+def _ask(python: str, value: str) -> str:
+    """An expression's value in an environment that has what AITER imports; skips where it has not."""
+    modules = ", ".join(name for name in needs.IMPORTED if name != needs.FLYDSL)
+    done = run_python(
+        ["-c", f"import importlib.metadata, sysconfig, {modules}; print({value})"], dict(os.environ), python
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1]
+        pytest.skip(f"{python} has not all that AITER imports ({said}): bash test.sh makes AITER_PYTHON")
+    return done.stdout.strip()
 
 
 def git_checkout(folder: Path, *, changed: bool) -> None:

@@ -15,6 +15,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
+import aiter_checkout
 import fake_hip
 import pytest
 
@@ -76,8 +77,8 @@ print(json.dumps({"report": report.to_json(), "warmed": warmed, "after": fake_hi
 """
 
 
-def environment_of(version: str, folder: Path) -> Path:
-    """The interpreter of an environment with this FlyDSL in front of all that this one has."""
+def environment_of(version: str, folder: Path, *more: str) -> Path:
+    """The interpreter of an environment with this FlyDSL in front of all that this one has, and ``more`` behind it."""
     home = folder / f"flydsl-{version}-{sys.implementation.cache_tag}"
     python = home / "bin" / "python"
     if not (home / "ready").exists():
@@ -90,7 +91,7 @@ def environment_of(version: str, folder: Path) -> Path:
             pytest.skip(f"flydsl {version} cannot be installed: {(run.stderr.strip().splitlines() or ['?'])[-1]}")
         (home / "ready").touch()
     (site,) = home.glob("lib/python*/site-packages")
-    shared = [str(HERE.parent), str(HERE), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    shared = [str(HERE.parent), str(HERE), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *more]
     # In the source tree two sub-packages lie beside the package, as setup.py knows.
     sub_packages = f"import aiter_flydsl_prebuild as p; p.__path__.append({str(HERE.parent)!r})"
     (site / "shared.pth").write_text("\n".join([*shared, sub_packages]) + "\n")
@@ -254,7 +255,7 @@ def test_reference_kernels(version: str, request: pytest.FixtureRequest, toolcha
 def test_aiter_kernels(version: str, request: pytest.FixtureRequest, toolchain: Toolchain, tmp_path: Path) -> None:
     """AITER_TOKENS takes another range than one token: 1..32768 is all of it, half an hour for each FlyDSL."""
     assert request.config.cache is not None
-    python = environment_of(version, request.config.cache.mkdir("flydsl"))
+    python = environment_of(version, request.config.cache.mkdir("flydsl"), *aiter_checkout.packages())
     environment = {
         **os.environ,
         "ROCM_PATH": str(toolchain.rocm_root),

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiter_checkout
 import pytest
 
 from aiter_flydsl_prebuild.builder import store
@@ -421,7 +422,8 @@ def test_no_undeclared_file_of_aiter_has_a_say(where: str, toolchain: Any, tmp_p
     if where == "AITER_SOURCE" and where not in os.environ:
         pytest.skip("AITER_SOURCE does not name a checkout of AITER")
     source = os.environ.get("AITER_SOURCE", "") if where == "AITER_SOURCE" else str(STANDIN)
-    done = run_python(["-c", TRACE], flydsl_environment(toolchain, tmp_path / "cache", PYTHONPATH=source))
+    python = aiter_checkout.python() if where == "AITER_SOURCE" else sys.executable
+    done = run_python(["-c", TRACE], flydsl_environment(toolchain, tmp_path / "cache", PYTHONPATH=source), python)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found
