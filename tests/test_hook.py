@@ -44,6 +44,8 @@ def make_project(root: Path, table: str) -> Path:
     project = root / "project"
     (project / "their_server").mkdir(parents=True)
     (project / "their_server" / "__init__.py").write_text("")
+    # Of use without kernels: a wheel of kernels alone would have to require their FlyDSL.
+    (project / "their_server" / "server.py").write_text("")
     (project / "pyproject.toml").write_text(PYPROJECT + table)
     return project
 
