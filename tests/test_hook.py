@@ -240,7 +240,9 @@ def bound_pack(root: Path, files: dict[str, Path], version: str) -> Path:
     from packs import make_compiled, make_pack
 
     bound = tuple((path, hashlib.sha256(file.read_bytes()).hexdigest()) for path, file in files.items())
-    packages = {path.split("/")[0]: {"distribution": "their-server", "version": version} for path in files}
+    packages = {
+        path.split("/")[0]: {"distribution": "their-server", "version": version, "digest": "0" * 64} for path in files
+    }
     kernels = [
         make_compiled("bound", files=bound),
         make_compiled("free", "module { 1 }", files=(("json/tool.py", TOOL),)),
