@@ -33,26 +33,10 @@ def seed(packages: Iterable[str] = (), **options: Any) -> SeedReport:
         if (found := recall(names)) is not None:
             from .report import recalled
 
-            return _stand_by(recalled(started, *found))
+            return recalled(started, *found)
     from .seeding import seed as run
 
-    report = run(names, **options)
-    return report if options else _stand_by(report)
-
-
-def _stand_by(report: SeedReport) -> SeedReport:
-    """Have what was seeded for first calls in front of FlyDSL as soon as that is imported."""
-    packs = [pack.path for pack in report.packs if pack.kernels]
-    if report.cache_dir and packs:
-        from .flydsl.hook import arm
-
-        def stamps() -> list[str]:
-            from .seeding import stamps_of
-
-            return stamps_of(report.cache_dir or "", packs)
-
-        arm(stamps)
-    return report
+    return run(names, **options)
 
 
 def status(*args: Any, **kwargs: Any) -> dict[str, Any]:

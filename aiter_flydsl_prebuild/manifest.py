@@ -284,34 +284,6 @@ class PayloadPlace(NamedTuple):
     extra: Mapping[str, Any] = _NOTHING
 
 
-class LookupFacts(NamedTuple):
-    """The look-up table of FlyDSL 0.5: the payload that holds it, the interpreter it is for, how many calls it has."""
-
-    payload: int
-    abi: str
-    calls: int
-    extra: Mapping[str, Any] = _NOTHING
-
-
-class LaunchersFacts(NamedTuple):
-    """The library of launchers: its payload (a character for each byte), the machine it is for, its sha256, the symbol
-    that places count from, and for each function its artifact's payload and the places of itself and of its module."""
-
-    payload: int
-    machine: str
-    sha256: str
-    anchor: str
-    functions: tuple[tuple[int, int, int], ...]
-    extra: Mapping[str, Any] = _NOTHING
-
-
-class MaterialsFacts(NamedTuple):
-    """What tables and libraries are made of, in packs of one kernel and in parts of a build."""
-
-    payload: int
-    extra: Mapping[str, Any] = _NOTHING
-
-
 class About(NamedTuple):
     """What a manifest says of the pack as a whole, beside arch and FlyDSL; see :class:`Manifest`."""
 
@@ -344,9 +316,6 @@ class Manifest(NamedTuple):
     file_sets: tuple[tuple[int, ...], ...] = ()
     shard: ShardFacts | None = None
     seconds: float | None = None
-    lookup: LookupFacts | None = None
-    launchers: LaunchersFacts | None = None
-    materials: MaterialsFacts | None = None
     extra: Mapping[str, Any] = _NOTHING
 
     @property

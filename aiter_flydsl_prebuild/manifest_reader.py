@@ -15,11 +15,8 @@ from .manifest import (
     LAYER,
     CodeFacts,
     FlyDSL,
-    LaunchersFacts,
     LeftOut,
-    LookupFacts,
     Manifest,
-    MaterialsFacts,
     MissingKernel,
     OtherFacts,
     PackageFacts,
@@ -193,13 +190,6 @@ def _call_path(value: Any) -> str:
     return value
 
 
-def _function(value: Any) -> tuple[int, int, int]:
-    # A library's places fit 31 bits: it has a thousand functions of some 400 bytes.
-    if type(value) is list and len(value) == 3 and all(type(n) is int and 0 <= n < 1 << 31 for n in value):
-        return value[0], value[1], value[2]
-    raise ManifestError(f"{value!r:.80} is not a function's artifact and its two places")
-
-
 def _artifact_fields(value: Any) -> dict[str, Any]:
     if type(value) is not dict or not _shallow(value):
         raise ManifestError("are not the state of an artifact")
@@ -313,16 +303,6 @@ _read_manifest: Final = _Form(
     file_sets=_many(_many(_integer), least=1),
     shard=_read_shard,
     seconds=_number,
-    lookup=_Form(LookupFacts, payload=_integer, abi=_word, calls=_integer),
-    launchers=_Form(
-        LaunchersFacts,
-        payload=_integer,
-        machine=_word,
-        sha256=_hex,
-        anchor=_launcher,
-        functions=_many(_function),
-    ),
-    materials=_Form(MaterialsFacts, payload=_integer),
 )
 
 
@@ -343,10 +323,6 @@ def read_manifest(raw: Any) -> Manifest:
     for kernel in manifest.kernels:
         if kernel.files is not None and not 0 <= kernel.files < len(manifest.file_sets):
             raise ManifestError(f"kernel {kernel.label:.300} names source files that are not listed")
-    used = [one.payload for one in (manifest.lookup, manifest.launchers, manifest.materials) if one is not None]
-    used += [artifact for artifact, _, _ in manifest.launchers.functions] if manifest.launchers else []
-    if not all(0 <= payload < len(manifest.payloads) for payload in used):
-        raise ManifestError("the table or the launchers name a payload that is not there")
     _check_entries(manifest.kernels, len(manifest.payloads))
     return manifest
 

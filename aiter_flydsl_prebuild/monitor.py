@@ -51,24 +51,12 @@ class Compile(NamedTuple):
 
 
 class Monitor:
-    """Counts of this process: ``found`` kernels came out of the cache folder, ``compiles`` did not.
-
-    Under FlyDSL 0.5 a call is traced before its kernel is looked for: ``traces`` counts these, ``table`` the calls that
-    the look-up table spared one. Under older releases both stay 0.
-    """
+    """Counts of this process: ``found`` kernels came out of the cache folder, ``compiles`` did not."""
 
     def __init__(self) -> None:
         self.found = 0
-        self.traces = 0
         self.compiles: list[Compile] = []
         self.log: str | None = None
-
-    @property
-    def table(self) -> int:
-        """How many calls were found in a look-up table, since FlyDSL was imported."""
-        from .flydsl.lookup import counts
-
-        return counts.table
 
     @property
     def compiled(self) -> int:
@@ -120,7 +108,7 @@ def _listen(monitor: Monitor) -> None:
     call = "_compile_or_execute" if hasattr(jit.JitFunction, "_compile_or_execute") else "__call__"
     original_call: Callable[..., Any] = getattr(jit.JitFunction, call)
     original_get: Callable[..., Any] = jit.JitCacheManager.get
-    original_compile: Callable[..., Any] = jit.MlirCompiler.compile.__func__
+    original_compile: Callable[..., Any] = jit.MlirCompiler.compile
 
     @functools.wraps(original_call)
     def listening_call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,13 +128,12 @@ def _listen(monitor: Monitor) -> None:
                 monitor.found += 1
         return value
 
-    @functools.wraps(original_compile)
     def listening_compile(*args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
         result = original_compile(*args, **kwargs)
         launcher, arguments = getattr(_calls, "current", (None, ()))
         name = kwargs.get("func_name") or getattr(getattr(launcher, "func", None), "__name__", "")
-        symbols = set(_LAUNCHED.findall(str(args[1]) if args[1:] else ""))
+        symbols = set(_LAUNCHED.findall(str(args[0]) if args else ""))
         monitor._add(
             Compile(
                 launcher=str(name),
@@ -160,19 +147,9 @@ def _listen(monitor: Monitor) -> None:
         )
         return result
 
-    original_trace: Callable[..., Any] | None = getattr(jit.JitFunction, "_trace", None)
-    if original_trace is not None:
-
-        @functools.wraps(original_trace)
-        def listening_trace(*args: Any, **kwargs: Any) -> Any:
-            with _lock:
-                monitor.traces += 1
-            return original_trace(*args, **kwargs)
-
-        jit.JitFunction._trace = listening_trace
     setattr(jit.JitFunction, call, listening_call)
     jit.JitCacheManager.get = listening_get
-    jit.MlirCompiler.compile = classmethod(listening_compile)
+    jit.MlirCompiler.compile = listening_compile
 
 
 def _constants(launcher: Any) -> dict[str, Any]:

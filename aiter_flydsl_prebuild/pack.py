@@ -147,8 +147,6 @@ class Pack:
         self.kernels = self.manifest.kernels
         self.missing = self.manifest.missing
         self.files = self.manifest.files
-        self.lookup = self.manifest.lookup
-        self.launchers = self.manifest.launchers
 
     def payloads(self) -> Iterator[str]:
         """The text of every payload, in the manifest's order, each checked against its sha256 as it comes.

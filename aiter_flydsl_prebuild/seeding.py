@@ -37,8 +37,6 @@ from .discovery import (
 )
 from .errors import CheckError, InputError, PrebuildError
 from .fitting import Placement, fit, other_units, tokens_of
-from .flydsl.hook import LAUNCHERS_SUFFIX, LOOKUP_SUFFIX, PLACES_SUFFIX
-from .flydsl.seeded import STAMP_SUFFIX, base_of, files_beside
 from .flydsl_install import Install, checked, read_install
 from .marker import UncertainError, flydsl_state, gpus, in_place, marked_sources, marker_head, marker_path, marker_text
 from .pack import Pack, read_header
@@ -258,7 +256,7 @@ class _Machine:
         if self._token is None:
             self._token = self._make_token()
         name = hashlib.sha256(f"{pack_id}\n{self._token}".encode()).hexdigest()[:32]
-        return os.path.join(folder, STAMPS, name + STAMP_SUFFIX)
+        return os.path.join(folder, STAMPS, f"{name}.json")
 
     def _make_token(self) -> str:
         install, bitcode = self.read()
@@ -275,15 +273,6 @@ class _Machine:
         return "\n".join([_STAMP_FORMAT, python, *gpus(self.target), flydsl, bitcode])
 
 
-def stamps_of(folder: str, packs: Iterable[str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The paths of the stamps of packs in a cache root, without their suffix, for FlyDSL as it is now.
-
-    :raises PrebuildError: a pack is gone.
-    """
-    machine = _Machine(read_target(environ), environ, mode_of(environ) == "strict")
-    return [base_of(machine.stamp(folder, read_header(path).pack_id)) for path in packs]
-
-
 def _seed_packs(paths: list[str], folder: str, machine: _Machine) -> tuple[list[_Seeded], list[str]]:
     done: list[_Seeded] = []
     broken: list[str] = []
@@ -294,7 +283,7 @@ def _seed_packs(paths: list[str], folder: str, machine: _Machine) -> tuple[list[
             stamp = machine.stamp(folder, read_header(path).pack_id)
             seeded = _read_stamp(stamp, path, folder, machine.code)
             if seeded is None:
-                seeded, stamps[stamp] = _seed_pack(path, machine, folder, stamp, taken)
+                seeded, stamps[stamp] = _seed_pack(path, machine, folder, taken)
             done.append(seeded)
             taken.update(seeded.files)
         except PrebuildError as error:
@@ -311,9 +300,7 @@ def _seed_packs(paths: list[str], folder: str, machine: _Machine) -> tuple[list[
     return done, broken + lines
 
 
-def _seed_pack(
-    path: str, machine: _Machine, folder: str, stamp: str, taken: Mapping[str, int]
-) -> tuple[_Seeded, bytes]:
+def _seed_pack(path: str, machine: _Machine, folder: str, taken: Mapping[str, int]) -> tuple[_Seeded, bytes]:
     """Write what fits of a pack; returns the report, and the stamp's content.
 
     :param taken: files of the packs before this one. The same kernel may be in two packs in two forms (another
@@ -326,29 +313,20 @@ def _seed_pack(
     if fitting.kernels:
         reasons = [*reasons, *other_units(pack, machine.target.units.get(pack.arch, ()))]
     files = {placement.path: taken[placement.path] for placement in fitting.placements if placement.path in taken}
-    held: dict[int, bytes] = {}
-    kept: list[str] = []
     users: dict[int, list[Placement]] = {}
     for placement in fitting.placements:
         if placement.path not in files:
             users.setdefault(placement.entry.payload, []).append(placement)
     written = 0
     if users:
-        beside = {one.payload for one in (pack.lookup, pack.launchers) if one is not None}
 
         def contents() -> Iterator[tuple[str, Pieces]]:
             for index, text in enumerate(pack.raw_payloads()):
-                if index in beside:
-                    held[index] = text
                 for placement in users.get(index, ()):
                     yield placement.path, cache.entry_pieces(placement.entry.fields, text)
 
         written, sizes = _write_all(folder, [one.path for some in users.values() for one in some], contents)
         files.update(sizes)
-        make_private(os.path.join(folder, STAMPS))
-        for beside_it, content in files_beside(pack, held, stamp):
-            publish(beside_it, content)
-            kept.append(os.path.basename(beside_it))
     bound = pack.files if pack.generation == cache.CALL_KEY else ()
     code = {name: machine.code.digest(name) for name, _ in bound}
     record = {
@@ -362,7 +340,6 @@ def _seed_pack(
         "tokens": tokens_of(pack),
         "files": files,
         "code": code,
-        "beside": kept,
     }
     report = PackReport(path, pack.arch, pack.version, fitting.kernels, written, reasons, tokens_of(pack))
     return _Seeded(report, files, code, fitting.notes), json.dumps(record).encode()
@@ -527,8 +504,6 @@ def prune(folder: str, packs: Iterable[str]) -> list[str]:
         removed = [path for path in removed if _remove(os.path.join(folder, path))]
         for name in gone:
             _remove(os.path.join(stamps, name))
-            for suffix in (LOOKUP_SUFFIX, PLACES_SUFFIX, LAUNCHERS_SUFFIX):
-                _remove(os.path.join(stamps, base_of(name) + suffix))
     except OSError as error:
         raise InputError(f"{folder}: cannot be pruned: {error.strerror or error}") from error
     return removed
@@ -647,8 +622,6 @@ def _read_stamp(stamp: str, path: str, folder: str, code: InstalledCode) -> _See
             readable = all(os.access(os.path.join(there, entry), os.R_OK) for entry in sizes)
             if not readable or not in_place(there, present, sizes, str([*sizes.values()])):
                 return None
-        if not all(os.path.isfile(os.path.join(os.path.dirname(stamp), name)) for name in record["beside"]):
-            return None
         arch, version, kernels, reasons = (record[key] for key in ("arch", "version", "kernels", "reasons"))
         report = PackReport(path, arch, version, kernels, 0, reasons, record["tokens"])
         return _Seeded(report, files, bound, record["notes"])

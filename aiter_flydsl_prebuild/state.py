@@ -14,7 +14,6 @@ from .compute_units import serving
 from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, look_for_packs, rocm_root
 from .errors import PrebuildError
 from .fitting import code_notes, fit, other_units, tokens_of
-from .flydsl.seeded import why_not
 from .flydsl_install import ambiguity, checked, known_identities, read_install
 from .manifest import to_json
 from .pack import Pack
@@ -69,9 +68,6 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
     age in seconds of the oldest of them; ``reasons`` say what of a pack does not fit, ``notes`` what is worth knowing
     of the code that it was compiled from; FlyDSL's ``damage`` says which of its sources are not as its RECORD says,
     None where all are; ``first_calls`` is what ``warm`` measured here, None before.
-
-    ``calls`` are those of a pack's look-up table, ``launchers`` the kernels of it that build no engine; ``first_calls``
-    of a pack say why this process uses neither.
     """
     target = read_target(environ)
     arches = target.arches
@@ -137,9 +133,6 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
                 "reasons": [*fitting.reasons, *(other_units(pack, units) if fitting.kernels else ())],
                 "notes": code_notes(pack, code),
                 "tokens": tokens_of(pack) or None,
-                "calls": pack.lookup.calls if pack.lookup else 0,
-                "launchers": len(pack.launchers.functions) if pack.launchers else 0,
-                "first_calls": why_not(pack) if fitting.kernels else [],
                 "serving": None if counted is None else [one._asdict() for one in counted],
             }
         )

@@ -134,7 +134,7 @@ def try_input(data: bytes, sandbox: Sandbox, whole: Callable[[bytes], bytes] = a
     machine._read = (install, "0" * 64)
     try:
         sandbox.armed = True
-        seeded, _ = seeding._seed_pack(path, machine, str(sandbox.cache), str(sandbox.cache / "stamp.json"), {})
+        seeded, _ = seeding._seed_pack(path, machine, str(sandbox.cache), {})
     finally:
         sandbox.armed = False
     there = {p.relative_to(sandbox.cache).as_posix() for p in sandbox.cache.rglob("*") if not p.is_dir()}

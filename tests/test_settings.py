@@ -39,7 +39,6 @@ VALUES: dict[str, tuple[list[str], Any, Any]] = {
     "workers": (["3"], 3, 3),
     "timeout": (["2.5"], 2.5, 2.5),
     "keep_going": ([], True, True),
-    "no_launchers": ([], True, True),
     "store": (["/store"], "/store", "/store"),
     "report": (["/report"], "/report", Path("/report")),
     "scheduler": (["tcp://host:8786"], "tcp://host:8786", "tcp://host:8786"),

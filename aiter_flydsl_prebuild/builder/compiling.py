@@ -32,9 +32,7 @@ from ..flydsl_install import (
 from ..manifest import CodeFacts, FlyDSL
 from ..sources import load_source
 from ..sources.base import Job
-from .call_keys import RecordedCall, recorded_calls
 from .codeobject import code_facts
-from .launcher_library import NoLauncherError, host_object, object_name
 from .processes import environment
 from .toolchain import Toolchain
 
@@ -52,8 +50,7 @@ class Task:
 class CompiledEntry:
     """One file that FlyDSL left in its cache. Its names are an artifact key (0.5), or a path for each ABI.
 
-    ``host`` is the object of its host function (:mod:`.launcher_library`), None where there is none. ``extra`` is what
-    a pack says of it that this version does not know.
+    ``extra`` is what a pack says of it that this version does not know.
     """
 
     artifact_key: str | None
@@ -61,7 +58,6 @@ class CompiledEntry:
     entry: cache.Entry
     code: tuple[CodeFacts, ...]
     extra: Mapping[str, Any] = field(default_factory=dict)
-    host: bytes | None = field(default=None, compare=False)
 
     @property
     def launcher(self) -> str:
@@ -81,8 +77,8 @@ class Compiled:
     """What a job gave. ``bitcode`` is the digest of the device bitcode that was linked, None where none was needed.
 
     ``seconds`` is what compiling it took, wherever that was. ``files`` are the source files that it was made from
-    (:func:`.bound.files_of`); the builder adds them, and packs of older releases have none. ``calls`` led to the
-    entries (:mod:`.call_keys`). ``extra`` is what a pack says of it that this version does not know.
+    (:func:`.bound.files_of`); the builder adds them, and packs of older releases have none. ``extra`` is what a pack
+    says of it that this version does not know.
     """
 
     job: Job
@@ -90,7 +86,6 @@ class Compiled:
     bitcode: str | None
     seconds: float = field(default=0.0, compare=False)
     files: tuple[tuple[str, str], ...] = ()
-    calls: tuple[RecordedCall, ...] = field(default=(), compare=False)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -163,7 +158,7 @@ def _compile(job: Job, rocm_root: str, *, with_bitcode: bool) -> Compiled:
         environment(FLYDSL_RUNTIME_CACHE_DIR=folder, **roots),
     ):
         launchers_follow_the_folder()
-        with recorded_artifact_keys() as artifact_keys, recorded_calls() as calls:
+        with recorded_artifact_keys() as artifact_keys:
             try:
                 source.compile(job)
             except PrebuildError:
@@ -174,7 +169,7 @@ def _compile(job: Job, rocm_root: str, *, with_bitcode: bool) -> Compiled:
     if not entries:
         raise PrebuildError("FlyDSL compiled nothing: the call was served from this process's memory")
     bitcode = cache.bitcode_digest(rocm_root) if with_bitcode else None
-    return Compiled(job, entries, bitcode, time.perf_counter() - started, calls=tuple(calls))
+    return Compiled(job, entries, bitcode, time.perf_counter() - started)
 
 
 def _collect(folder: Path, artifact_keys: Mapping[str, str], arch: str) -> Iterator[CompiledEntry]:
@@ -185,16 +180,7 @@ def _collect(folder: Path, artifact_keys: Mapping[str, str], arch: str) -> Itera
         if len(file.stem) == len(hashlib.sha256().hexdigest()) and key is None:
             raise PrebuildError(f"FlyDSL wrote {path} under a key that it did not compute from an artifact key")
         paths = () if key else ((interpreter_abi(), path),)
-        yield CompiledEntry(key, paths, entry, tuple(code_facts(entry.ir_text, arch)), host=_host(entry))
-
-
-def _host(entry: cache.Entry) -> bytes | None:
-    """The object of an entry's host function. Without it a first call builds an engine, which is no reason to fail."""
-    name = object_name(hashlib.sha256(entry.ir_text.encode("utf-8")).hexdigest())
-    try:
-        return host_object(entry.ir_text, entry.fields, name)
-    except NoLauncherError:
-        return None
+        yield CompiledEntry(key, paths, entry, tuple(code_facts(entry.ir_text, arch)))
 
 
 @functools.cache

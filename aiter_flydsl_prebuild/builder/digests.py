@@ -14,8 +14,6 @@ _PACKAGE = Path(__file__).parent.parent
 # What is between a job and its entry in the store, beside its source; all else of this project changes no kernel.
 _COMPILING = (
     *("flydsl_cache.py", "manifest.py", "builder/codeobject.py", "builder/compiling.py", "builder/packing.py"),
-    *("builder/call_keys.py", "builder/first_calls.py", "builder/launcher_library.py"),
-    *("flydsl/call_key.py", "flydsl/guards.py", "flydsl/launchers.py", "flydsl/lookup.py", "flydsl/names.py"),
     *("sources/__init__.py", "sources/base.py"),
 )
 

@@ -7,23 +7,17 @@ Keys of a manifest that this version does not know are kept where all packs have
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import CheckError, InputError
-from ..flydsl_install import read_install
 from ..manifest import Manifest, MissingKernel, to_json
 from ..pack import Pack
 from .compiling import Compiled, CompiledEntry
-from .first_calls import Addition, carried, finished
 from .packing import encode_pack, make_manifest, pack_name, unpacked, write_pack
 from .proof import Proof, Subject, judge
 from .proof import prove as run_proof
-from .toolchain import find_toolchain
-
-_logger = logging.getLogger("aiter_flydsl_prebuild")
 
 
 def merge_packs(
@@ -67,29 +61,12 @@ def merge_packs(
     still = [kernel for label, kernel in missing.items() if label not in merged]
     about = first.manifest.about._replace(shard=None, seconds=None)
     path = folder / pack_name(first.arch, flydsl)
-    additions = _additions(packs, list(merged.values()))
-    write_pack(path, encode_pack(*make_manifest(first.arch, flydsl, merged.values(), still, about, additions)))
+    write_pack(path, encode_pack(*make_manifest(first.arch, flydsl, merged.values(), still, about)))
     if not prove or first.manifest.shard is None:
         return path, None
     proof = run_proof(Subject((path,)), trusted=trusted)
     judge(proof, still)
     return path, proof
-
-
-def _additions(packs: Sequence[Pack], merged: list[Compiled]) -> list[Addition]:
-    """Table and launchers: made of what parts carry, or those of the first whole pack that has some."""
-    if not any(pack.manifest.materials for pack in packs):
-        return next(filter(None, map(carried, packs)), [])
-    install = read_install()
-    try:
-        linker = find_toolchain().ld_lld
-    except CheckError:
-        linker = None
-    warnings: list[str] = []
-    made = finished(merged, linker, Path(install.root) if install is not None else None, warnings)
-    for line in warnings:
-        _logger.warning("aiter-flydsl-prebuild: %s", line)
-    return made
 
 
 def _incomplete(packs: Sequence[Pack]) -> list[str]:

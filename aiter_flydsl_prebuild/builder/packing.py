@@ -33,10 +33,9 @@ from ..manifest import (
     to_json,
 )
 from ..manifest_reader import ManifestError, read_source
-from ..pack import MAGIC, Pack, PackError, zstd
+from ..pack import MAGIC, Pack, zstd
 from ..sources.base import Job, Source, job_of
 from .compiling import Compiled, CompiledEntry
-from .first_calls import Addition, materials, with_materials
 from .sharding import Shard
 
 # zstd: the strongest level below "ultra", and a window that spans the whole stream, since kernels of one family share
@@ -62,11 +61,9 @@ def make_manifest(
     compiled: Iterable[Compiled],
     missing: Iterable[MissingKernel],
     about: About,
-    additions: Iterable[Addition] = (),
 ) -> tuple[Manifest, list[bytes]]:
     """The manifest of a pack and its payloads, both in an order that the kernels alone decide.
 
-    :param additions: payloads that are no kernels.
     :raises CheckError: two kernels claim one path in the cache with different contents.
     """
     ordered = sorted(compiled, key=lambda kernel: _order(kernel.job.name, kernel.job.shape.layer().values()))
@@ -89,13 +86,6 @@ def make_manifest(
                 payloads[digest] = data
             entries.append(_packed_entry(entry, index[digest]))
         kernels.append(_packed_kernel(kernel, tuple(entries), set_of.get(tuple(sorted(kernel.files)))))
-    contents = list(payloads.values())
-    added: dict[str, Any] = {}
-    for addition in additions:
-        added[addition.name] = addition.describe(len(places), index)
-        end = places[-1].offset + places[-1].size if places else 0
-        places.append(PayloadPlace(end, len(addition.payload), hashlib.sha256(addition.payload).hexdigest()))
-        contents.append(addition.payload)
     manifest = Manifest(
         format=FORMAT,
         made_by=f"aiter-flydsl-prebuild {__version__}",
@@ -107,9 +97,8 @@ def make_manifest(
         payloads=tuple(places),
         files=files,
         file_sets=file_sets,
-        **added,
     )
-    return manifest, contents
+    return manifest, list(payloads.values())
 
 
 def _check_names(kernels: Sequence[Compiled]) -> None:
@@ -174,8 +163,7 @@ def encode_kernel(compiled: Compiled, flydsl: FlyDSL, source: SourceFacts, toolc
     options = {name: tuple(values) for name, values in compiled.job.options.to_json().items()}
     plan = PlanFacts((min(tokens), max(tokens)), NO_RULE, (), (), (), (), (), options, ())
     about = About(source, toolchain, plan, seconds=compiled.seconds)
-    manifest = make_manifest(compiled.job.arch, flydsl, [compiled], [], about, materials([compiled]))
-    return encode_pack(*manifest, level=_QUICK)
+    return encode_pack(*make_manifest(compiled.job.arch, flydsl, [compiled], [], about), level=_QUICK)
 
 
 def source_facts(source: Source, packages: Mapping[str, PackageFacts]) -> SourceFacts:
@@ -202,29 +190,17 @@ def unpacked(pack: Pack) -> Iterator[Compiled]:
     :raises PackError: a payload is not what the manifest says.
     """
     texts = list(pack.payloads())
-    # Packs of one kernel tell what it took to compile.
-    seconds = pack.manifest.seconds or 0.0
-    kernels = [
-        Compiled(
-            job=job_of(pack.manifest, kernel),
-            entries=tuple(_entry(entry, texts) for entry in kernel.entries),
-            bitcode=kernel.bitcode,
-            seconds=seconds,
-            files=pack.manifest.files_of(kernel),
-            extra=kernel.extra,
-        )
-        for kernel in pack.kernels
-    ]
-    try:
-        yield from with_materials(pack, kernels, texts)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PackError(f"{pack.path}: broken materials: {type(error).__name__}: {error}") from error
+    for kernel in pack.kernels:
+        entries = tuple(_entry(entry, texts) for entry in kernel.entries)
+        # Packs of one kernel tell what it took to compile.
+        seconds = pack.manifest.seconds or 0.0
+        files = pack.manifest.files_of(kernel)
+        yield Compiled(job_of(pack.manifest, kernel), entries, kernel.bitcode, seconds, files, kernel.extra)
 
 
 def _entry(entry: PackedEntry, texts: list[str]) -> CompiledEntry:
     names = tuple(sorted(entry.paths.items()))
-    state = Entry(texts[entry.payload], entry.fields)
-    return CompiledEntry(entry.artifact_key, names, state, entry.code, extra=entry.extra)
+    return CompiledEntry(entry.artifact_key, names, Entry(texts[entry.payload], entry.fields), entry.code, entry.extra)
 
 
 def _packed_entry(entry: CompiledEntry, payload: int) -> PackedEntry:

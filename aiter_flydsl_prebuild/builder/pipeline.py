@@ -36,7 +36,6 @@ from ..sources.base import Job, Options, Source
 from .bound import describe_packages, files_of
 from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
 from .digests import compiling_code, digest, own_code
-from .first_calls import Addition, finished, materials
 from .gates import Gates, gates_of, refusal
 from .keys import KernelKeys
 from .machine import default_workers
@@ -72,7 +71,6 @@ class BuildRequest:
     missing, and lists them in its manifest. ``store`` is a folder, a URL or ``off``; None means the user's choice
     (:func:`.store.open_store`). ``shard`` builds a part of the kernels: a pack that nobody installs, to be merged with
     the other parts, and proven then. ``gates`` are what the pack must pass, before it is proven, which takes longer.
-    ``launchers`` False leaves out the library that saves a first call FlyDSL's engine.
     """
 
     source: str
@@ -87,7 +85,6 @@ class BuildRequest:
     store: str | None = None
     shard: Shard | None = None
     gates: Gates = field(default_factory=Gates)
-    launchers: bool = True
 
 
 def request_of(settings: BuildSettings) -> BuildRequest:
@@ -104,7 +101,6 @@ def request_of(settings: BuildSettings) -> BuildRequest:
         workers=settings.workers,
         timeout=settings.timeout,
         keep_going=settings.keep_going,
-        launchers=not settings.no_launchers,
         options=Options(settings.kinds, settings.dtypes, settings.models),
         store=settings.store,
         shard=parse_shard(settings.shard, settings.shard_times) if settings.shard else None,
@@ -202,9 +198,7 @@ def build_pack(
     compiled = [*recalled.values(), *(o.result for o in outcomes if o.result is not None)]
     compiled = [replace(kernel, files=files[kernel.job]) for kernel in compiled]
     seconds_of = {kernel.job.label: round(kernel.seconds, 4) for kernel in compiled}
-    additions = _additions(compiled, request, toolchain, store.warnings)
-    lost = [missing_kernel(*one) for one in failed]
-    manifest, payloads = make_manifest(request.arch, flydsl, compiled, lost, about, additions)
+    manifest, payloads = make_manifest(request.arch, flydsl, compiled, [missing_kernel(*one) for one in failed], about)
     if failed and (not request.keep_going or len(failed) == len(jobs)):
         raise KernelsFailedError(_failures(failed, len(jobs)), manifest, seconds_of, _lines(failed))
 
@@ -235,17 +229,6 @@ def build_pack(
         proof=proof,
         warnings=tuple(store.warnings),
     )
-
-
-def _additions(
-    compiled: list[Compiled], request: BuildRequest, toolchain: Toolchain, warnings: list[str]
-) -> list[Addition]:
-    """What the pack carries beside kernels: a part, what tables and launchers are made of."""
-    if request.shard is not None:
-        return materials(compiled)
-    install = read_install()
-    root = Path(install.root) if install is not None else None
-    return finished(compiled, toolchain.ld_lld if request.launchers else None, root, warnings)
 
 
 def _part(plan: Plan, shard: Shard) -> tuple[tuple[Job, ...], ShardFacts]:

@@ -19,7 +19,6 @@ from typing import Any
 
 from ..discovery import FOLDER, PACKS_VARIABLE, SUFFIX, find_packs, look_for_packs
 from ..errors import CheckError, InputError
-from ..flydsl import lookup
 from ..flydsl_install import ambiguity, read_install
 from ..manifest import LAYER, MissingKernel, kernel_label
 from ..pack import Pack, PackError
@@ -53,7 +52,6 @@ class Proof:
     misses: tuple[dict[str, Any], ...]
     uncovered: tuple[dict[str, Any], ...]
     payloads: int
-    looked_up: int
     problems: tuple[str, ...]
     seconds: float
 
@@ -76,7 +74,6 @@ class Proof:
             "misses": list(self.misses),
             "uncovered": list(self.uncovered),
             "payloads": self.payloads,
-            "looked_up": self.looked_up,
             "problems": list(self.problems),
             "seconds": self.seconds,
         }
@@ -92,7 +89,7 @@ class Proof:
     @classmethod
     def failed(cls, problem: str, *, cold: bool) -> Proof:
         """One that could not be run."""
-        return cls(cold, 0, 0, 0, 0, (), (), 0, 0, (problem,), 0.0)
+        return cls(cold, 0, 0, 0, 0, (), (), 0, (problem,), 0.0)
 
     def complaints(self) -> list[str]:
         """What is wrong, a line each, for people."""
@@ -216,7 +213,6 @@ def prove(
         environment["TMPDIR"] = str(folder)
         # FlyDSL: a miss raises instead of compiling (RUN_ONLY), a hit returns without launching (COMPILE_ONLY).
         environment["COMPILE_ONLY"] = "1"
-        environment[lookup.VARIABLE] = "off" if cold else "check"
         if not cold:
             environment["FLYDSL_RUNTIME_RUN_ONLY"] = "1"
         if not subject.search and (given := [p for p in request["packs"] if p not in find_packs(environ=environment)]):
@@ -297,7 +293,6 @@ def _run(request: dict[str, Any], environment: dict[str, str], result: Path, col
         misses=tuple(found.get("misses", ())),
         uncovered=tuple(found.get("uncovered", ())),
         payloads=found.get("payloads", 0),
-        looked_up=found.get("looked_up", 0),
         problems=tuple(found["problems"]),
         seconds=found.get("seconds", 0.0),
     )

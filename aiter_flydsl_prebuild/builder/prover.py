@@ -23,12 +23,10 @@ from .. import flydsl_cache as cache
 from ..discovery import find_packs, rocm_root
 from ..errors import PrebuildError
 from ..fitting import Placement, fit, lost
-from ..flydsl import lookup
-from ..flydsl.hook import arm
 from ..flydsl_install import checked, read_install
 from ..manifest import CodeFacts, kernel_label
 from ..pack import Pack
-from ..seeding import seed, stamps_of
+from ..seeding import seed
 from ..sources import load_source
 from ..sources.base import Job, Options, Source, merge_ranges
 from .codeobject import read_code_object
@@ -112,8 +110,6 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
         miss["tokens"] = [list(run) for run in merge_ranges(miss["tokens"])]
 
     compiled = _cached_files(root) - seeded
-    problems += [f"the look-up table is wrong: {line}" for line in lookup.counts.mismatches]
-    problems += _unused_tables(packs)
     if request["whole"]:
         problems += _misdescribed(packs, plan.jobs)
     if not request["cold"]:
@@ -132,19 +128,9 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
             if entry.uncovered
         ],
         "payloads": payloads,
-        "looked_up": lookup.counts.table,
         "problems": problems + faults,
         "seconds": round(time.perf_counter() - started, 3),
     }
-
-
-def _unused_tables(packs: Sequence[Pack]) -> list[str]:
-    """Why a table that is for this interpreter found nothing."""
-    tables = [pack for pack in packs if pack.lookup and pack.lookup.abi == sys.implementation.cache_tag]
-    if not tables or lookup.counts.table or os.environ[lookup.VARIABLE] == "off":
-        return []
-    reasons = ", ".join(f"{reason} ({count})" for reason, count in lookup.counts.left.items())
-    return [f"the look-up table found none of the calls: {reasons or 'no call came to it'}"]
 
 
 def _seed(request: dict[str, Any]) -> list[str]:
@@ -153,8 +139,6 @@ def _seed(request: dict[str, Any]) -> list[str]:
     unseen = [os.path.basename(path) for path in paths if path not in there]
     problems = [f"the loader does not find {name} where it is installed" for name in unseen]
     report = seed(packs=paths, mode="on")
-    # As in a server, but for what VARIABLE says: every call is looked up and traced, and both are compared.
-    arm(lambda: stamps_of(os.environ["FLYDSL_RUNTIME_CACHE_DIR"], paths))
     # What a pack lacks is missed below, and whether it may be is the caller's to say.
     expected = {f"{os.path.basename(pack.path)}: {why}" for pack in _readable(paths) for why in lost(pack)}
     problems += [line for line in report.problems if line not in expected]

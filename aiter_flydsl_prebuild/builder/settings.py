@@ -234,7 +234,6 @@ class BuildSettings:
     )
     timeout: float = _setting(300.0, SECONDS, "limit for one kernel", "build", metavar="SECONDS", shown="300")
     keep_going: bool = _setting(False, FLAG, "make a wheel without the kernels that failed", "build")
-    no_launchers: bool = _setting(False, FLAG, "leave out what saves first calls FlyDSL's engine", "build")
     store: str | None = _setting(
         None,
         TEXT,

@@ -116,11 +116,6 @@ class Toolchain:
     skipped: tuple[Candidate, ...] = ()
 
     @property
-    def ld_lld(self) -> Path:
-        """The linker under the name by which LLD links ELF."""
-        return self.rocm_root / "llvm" / "bin" / "ld.lld"
-
-    @property
     def fingerprint(self) -> Fingerprint:
         """Reads every bitcode file. Raises PrebuildError where one cannot be read."""
         root = self.rocm_root_with_bitcode()

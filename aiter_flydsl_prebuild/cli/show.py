@@ -361,9 +361,7 @@ def state(found: dict[str, Any]) -> None:
             f"pack    {pack['path']}: {pack['kernels']} kernels{tokens}, {pack['fitting']} fit, "
             f"{pack['in_place']} of {pack['files']} files in place{age}"
         )
-        if pack["calls"] or pack["launchers"]:
-            print(f"        {pack['calls']} calls found without a trace, {pack['launchers']} kernels without an engine")
         for one in pack["serving"] or ():
             print(f"        {one['kernels']} serve a GPU with {one['cu_num']} compute units")
-        for line in [*pack["reasons"], *pack["notes"], *pack["first_calls"]]:
+        for line in [*pack["reasons"], *pack["notes"]]:
             print(f"        {line}")
