@@ -60,7 +60,8 @@ class Runner:
         for file in said.values():
             file.touch()
         variables = {**self.variables, **env(self.env), **env(job.get("env", {}))}
-        variables |= {"PATH": path, "RUNNER_TEMP": str(temp), **{key: str(file) for key, file in said.items()}}
+        runner = {"PATH": path, "RUNNER_TEMP": str(temp), "GITHUB_RUN_NUMBER": "1"}
+        variables |= {**runner, **{key: str(file) for key, file in said.items()}}
         for step in job["steps"]:
             self._act(step, workspace, text)
             if "run" in step and not skip(step["run"]):
