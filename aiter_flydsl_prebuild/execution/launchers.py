@@ -129,23 +129,28 @@ class _Running:
         return Placing(self.memory)
 
     def run(self, machine: Machine, grid: Id, most_tiles: int, seed: int) -> None:
-        """Run the groups of workgroups that are chosen, and check after each which elements it wrote."""
+        """Run groups of workgroups until enough tiles are computed, and check after each which elements it wrote.
+
+        Where that is all tiles, every workgroup is run: one that has no tile to compute must write nothing.
+        """
         problem = self._problem
         groups = [[one] for one in all_workgroups(grid)] if problem.groups is None else problem.groups(grid)
         idle = len(groups) - problem.tiles
-        random = np.random.default_rng(seed)
-        for index in chosen(len(groups), most_tiles, seed):
+        random = np.random.default_rng([seed, len(groups)])
+        for index in in_turn(len(groups), random):
+            if len(self.blocks) == most_tiles < problem.tiles:
+                return
+            group = groups[index]
             before = self._written()
-            machine.run([groups[index][i] for i in random.permutation(len(groups[index]))])
-            new = self._written() & ~before
-            tile = problem.written_tile(new)
+            machine.run([group[i] for i in random.permutation(len(group))])
+            tile = problem.written_tile(self._written() & ~before)
             if tile is not None:
                 self.blocks.append(tile)
                 continue
             idle -= 1
             if idle < 0:
-                raise ExecutionError(f"workgroup {groups[index][0]} of the grid {grid} writes nothing")
-        if len(groups) <= most_tiles and len(self.blocks) != problem.tiles:
+                raise ExecutionError(f"workgroup {group[0]} of the grid {grid} writes nothing")
+        if len(self.blocks) != problem.tiles:
             raise ExecutionError(f"{len(self.blocks)} of {problem.tiles} tiles of the result are written")
 
     def _written(self) -> Array:
@@ -158,13 +163,10 @@ class _Running:
         return whole
 
 
-def chosen(count: int, most: int, seed: int) -> list[int]:
-    """At most ``most`` of ``count`` numbers: the first and the last, and others by chance, in an order by chance."""
-    random = np.random.default_rng([seed, count])
-    if count <= most:
-        return [int(i) for i in random.permutation(count)]
-    between = random.choice(np.arange(1, count - 1), max(most - 2, 0), replace=False)
-    return [0, count - 1, *(int(i) for i in between)][:most]
+def in_turn(count: int, random: np.random.Generator) -> list[int]:
+    """The first of ``count`` numbers and the last, then the others in an order by chance."""
+    ends = dict.fromkeys((0, count - 1)) if count else {}
+    return [*ends, *(int(number) for number in random.permutation(count) if int(number) not in ends)]
 
 
 def as_tensor(array: Array, operand: Operand) -> Any:

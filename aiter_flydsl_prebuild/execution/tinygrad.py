@@ -47,6 +47,19 @@ class Decoded:
     text: str
 
 
+def checkout(named: Path | None) -> Path:
+    """The folder of a tinygrad checkout: the one named, or that of :data:`VARIABLE`.
+
+    :raises InputError: neither is there.
+    """
+    folder = named or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    if folder is None:
+        raise InputError(f"name a tinygrad checkout of {SNAPSHOT}: --emulator FOLDER, or {VARIABLE}")
+    if not (folder / "test/mockgpu/amd/emu.py").is_file():
+        raise InputError(f"{folder}: is no tinygrad source checkout (no test/mockgpu/amd/emu.py)")
+    return folder.resolve()
+
+
 class Emulator:
     """tinygrad's half of the emulator.
 
@@ -54,11 +67,7 @@ class Emulator:
     """
 
     def __init__(self, source: Path | None = None) -> None:
-        named = source or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
-        if named is None:
-            raise InputError(f"name a tinygrad checkout of {SNAPSHOT}: --emulator FOLDER, or {VARIABLE}")
-        if not (named / "test/mockgpu/amd/emu.py").is_file():
-            raise InputError(f"{named}: is no tinygrad source checkout (no test/mockgpu/amd/emu.py)")
+        named = checkout(source)
         if str(named) not in sys.path:
             sys.path.insert(0, str(named))
         try:

@@ -74,7 +74,7 @@ def _per_token(op: PerToken, job: Job, dtype: str, seed: int) -> list[Problem]:
     kind = DTYPES[dtype]
     made = []
     for number, m in enumerate(_rows(job, tile_m)):
-        nan = number == 2
+        nan = m == tile_m
         random = np.random.default_rng([seed, m, n, k, nan])
         x = gemm.fp8(random, m, k, nan_at=(m - 1, k - 1) if nan else None)
         w = gemm.fp8(random, n, k, nan_at=(n - 1, 0) if nan else None)
@@ -124,7 +124,7 @@ def _mxscale(op: MxscaleBmm, job: Job, seed: int) -> list[Problem]:
     splits = int(match[1]) if (match := re.search(r"_sk(\d+)", job.name)) else 1
     made = []
     for number, m in enumerate(_rows(job, tile_m)):
-        nan = number == 2
+        nan = m == tile_m
         random = np.random.default_rng([seed, m, n, k, nan])
         x = gemm.fp8(random, m, k, nan_at=(m - 1, k - 1) if nan else None)
         # A last half step of K multiplies a neighbouring row's bytes with zeros: they must be finite.
