@@ -4,7 +4,8 @@ Part of the build half. The layers, each knowing only those above it:
 
 * :mod:`.faults`, :mod:`.floats` - errors; the number formats of the operands
 * :mod:`.memory`, :mod:`.image`, :mod:`.registers` - guarded arrays; loaded code objects; the state of a wave
-* :mod:`.scalar`, :mod:`.vector_memory`, :mod:`.lds`, :mod:`.matrix` - instructions whose semantics are this project's
+* :mod:`.scalar`, :mod:`.vector`, :mod:`.vector_memory`, :mod:`.lds`, :mod:`.matrix` - instructions whose semantics are
+  this project's
 * :mod:`.tinygrad` - every other instruction, from the emulator in a tinygrad source checkout
 * :mod:`.program`, :mod:`.machine` - decoding, once per code object; waves, barriers and workgroups
 * :mod:`.hip` - the HIP library that FlyDSL's own host code launches into

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
-from . import lds, matrix, scalar, vector_memory
+from . import lds, matrix, scalar, vector, vector_memory
 from .faults import ExecutionError, UnknownInstruction
 from .image import Image
 from .registers import Wave
@@ -97,6 +97,8 @@ def _own(family: str, decoded: Decoded) -> Execute | None:
         return lds.access(word, name)
     if family == "VOP3PX2" or "MFMA" in name:
         return matrix.multiply(word, name, scaled=family == "VOP3PX2")
+    if name in vector.NAMES:
+        return vector.multiply24(word, name)
     if name in ("V_ACCVGPR_READ", "V_ACCVGPR_WRITE"):
         return matrix.accumulator_move(word, write=name.endswith("WRITE"))
     return None
