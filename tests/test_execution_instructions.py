@@ -16,11 +16,10 @@ if not os.environ.get("TINYGRAD_SOURCE"):
 np = pytest.importorskip("numpy")
 pytest.importorskip("msgpack")
 
-from bench import LANES, Bench, emulator, f32  # noqa: E402
-
 from aiter_flydsl_prebuild.execution.faults import AccessError, ExecutionError, UnknownInstruction  # noqa: E402
 from aiter_flydsl_prebuild.execution.floats import E4M3, E5M2, bf16, e8m0  # noqa: E402
 from aiter_flydsl_prebuild.execution.registers import EXEC, M0, SCC, VCC  # noqa: E402
+from bench import LANES, Bench, emulator, f32  # noqa: E402
 
 WAIT = bytes.fromhex("00008cbf")  # s_waitcnt vmcnt(0) lgkmcnt(0)
 BARRIER = bytes.fromhex("00008abf")

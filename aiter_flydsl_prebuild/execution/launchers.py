@@ -181,18 +181,23 @@ def as_tensor(array: Array, operand: Operand) -> Any:
 class OnGpu(Launcher):
     """Tensors on this process's GPU, and FlyDSL's own launches. It compares every tile.
 
-    What a kernel may touch is not checked here, but that it leaves alone what it may only read.
+    What a kernel may touch is not checked here, but that it leaves alone what it may only read. ``device`` is another
+    than ``cuda`` where a HIP library stands in for a GPU's.
     """
+
+    def __init__(self, device: str = "cuda") -> None:
+        self._device = device
 
     def _run(self, problem: Problem, code: Sequence[str]) -> tuple[list[tuple[slice, slice]], Mapping[str, Array]]:
         import torch
 
-        tensors = {name: as_tensor(o.array.copy(), o).to("cuda") for name, o in problem.operands.items()}
+        tensors = {name: as_tensor(o.array.copy(), o).to(self._device) for name, o in problem.operands.items()}
         result = tensors[problem.result]
         result.view(torch.uint8).fill_(POISON)
         try:
             problem.call(tensors)
-            torch.cuda.synchronize()
+            if self._device == "cuda":
+                torch.cuda.synchronize()
         except Exception as error:
             raise ExecutionError(f"the call ends with {type(error).__name__}: {error}") from error
         held = {name: as_array(tensor, problem.operands[name]) for name, tensor in tensors.items()}
