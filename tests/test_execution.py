@@ -25,7 +25,7 @@ from aiter_flydsl_prebuild.execution.running import Executed, Wish, execute  # n
 from aiter_flydsl_prebuild.execution.tinygrad import checkout  # noqa: E402
 from aiter_flydsl_prebuild.pack import Pack  # noqa: E402
 from aiter_flydsl_prebuild.sources import load_source  # noqa: E402
-from conftest import HERE, run_python  # noqa: E402
+from conftest import HERE, prebuild, run_python  # noqa: E402
 
 needs_emulator = pytest.mark.skipif(
     not os.environ.get("TINYGRAD_SOURCE"), reason="TINYGRAD_SOURCE does not name a tinygrad checkout"
@@ -225,3 +225,60 @@ def test_the_launcher_of_a_gpu_runs_the_same_problems(subject: Any, tmp_path: Pa
     assert all(outcome.equal and outcome.tiles == outcome.of for outcome in outcomes[:2])
     assert outcomes[2].fault is not None
     assert "x, which is only to be read, was written to" in outcomes[2].fault
+
+
+# ---- the command line, the manifest, the gate and the report ---------------------------------------------------------
+
+
+@needs_emulator
+def test_the_command_line_executes(wheel: Path, tmp_path: Path) -> None:
+    arguments = ("verify", wheel, "--execute", "--kernels", "1", "--store", tmp_path)
+    run = prebuild(*arguments, "--json")
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert (found["ok"], found["on"], found["equal"], found["wrong"], found["problems"]) == (True, "emulator", 1, 0, [])
+    (kernel,) = (one for one in found["kernels"] if one["status"] == "equal")
+    assert kernel["outcomes"][0]["label"] == "M=1"
+    run = prebuild(*arguments)
+    assert "(kept)" in run.stdout
+    assert "1 kernels compute what they should" in run.stdout
+
+
+def test_what_the_command_line_refuses(wheel: Path) -> None:
+    for arguments, said in (
+        (("--kernels", "2"), "add it"),
+        (("--execute", "--cold"), "takes no --cold"),
+        (("--execute", "--kernels", "none"), "write all, or a number"),
+    ):
+        run = prebuild("verify", wheel, *arguments)
+        assert run.returncode == 2
+        assert said in run.stderr
+        assert "Traceback" not in run.stderr
+
+
+@needs_emulator
+def test_a_build_that_executes_says_so(tmp_path: Path) -> None:
+    """In the manifest, which the gate and the report read."""
+    common = ("build", "--tokens", "1..1", "--out", tmp_path / "dist", "--store", tmp_path / "store", "--json")
+    run = prebuild(*common, "--execute", "--kernels", "2", "--report", tmp_path / "report")
+    assert run.returncode == 0, run.stderr
+    built = Path(json.loads(run.stdout)["wheel"])
+    (path,) = open_subject(built, tmp_path / "unpacked").packs
+    manifest = Pack(str(path)).manifest
+    assert manifest["execution"]["on"] == "emulator"
+    done = [kernel["executed"] for kernel in manifest["kernels"] if "worst" in kernel["executed"]]
+    assert len(done) == 2
+    assert all(0 < one["worst"] <= 1 and one["races"] == [] and one["problems"][0] == "M=1" for one in done)
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert page.count("with NaN: 0.") == 2
+    assert "no: not among the kernels that were executed" in page
+    check = prebuild("check", built, "--require-executed")
+    assert check.returncode == 1
+    assert "not executed: not among the kernels that were executed" in check.stderr
+    assert prebuild("verify", built).returncode == 0
+
+
+def test_the_gate_knows_packs_that_nothing_was_executed_of(wheel: Path) -> None:
+    run = prebuild("check", wheel, "--require-executed")
+    assert run.returncode == 1
+    assert "executed: the pack was built without --execute" in run.stderr

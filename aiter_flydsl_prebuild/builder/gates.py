@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError
+from ..execution.facts import unexecuted
 from ..pack import Pack
 from ..sources.base import LeftOut, merge_ranges
 from .reach import Range
@@ -23,13 +24,15 @@ class Gates:
 
     ``max_size`` is in bytes, of the file that is let go; ``max_spills`` counts registers that a kernel spills, VGPRs
     and SGPRs together; ``coverage`` are token counts that every shape must have a kernel or another library's winner
-    for; ``known_bad`` are compilers that no kernel may come from, each ``flydsl==VERSION`` or ``linker==TEXT``.
+    for; ``known_bad`` are compilers that no kernel may come from, each ``flydsl==VERSION`` or ``linker==TEXT``. With
+    ``executed``, every kernel must have been executed when the pack was built, and have computed what it should.
     """
 
     max_size: int | None = None
     max_spills: int | None = None
     coverage: Range | None = None
     known_bad: tuple[str, ...] = ()
+    executed: bool = False
 
     def check(self, packs: Sequence[Pack], size: int) -> list[str]:
         """All that is wrong with packs that lie in a file of ``size`` bytes; a line each."""
@@ -42,6 +45,8 @@ class Gates:
                 problems += _spilling(pack, self.max_spills)
             if self.coverage is not None:
                 problems += _uncovered(pack, self.coverage)
+            if self.executed:
+                problems += _unexecuted(pack)
         return problems
 
 
@@ -108,6 +113,14 @@ def _uncovered(pack: Pack, wanted: Range) -> Iterator[str]:
         if lack := _within([(first, last) for first, last in shape.get("uncovered", ())], wanted):
             on = f", {shape['cu_num']} CUs" if shape.get("cu_num") else ""
             yield f"coverage: {_where(shape)}{on}: no row serves tokens {_ranges(lack)}"
+
+
+def _unexecuted(pack: Pack) -> Iterator[str]:
+    if "execution" not in pack.manifest:
+        yield "executed: the pack was built without --execute"
+        return
+    for kernel, reason in unexecuted(pack.manifest):
+        yield f"executed: {kernel['name']} ({_where(dict(kernel))}): {reason}"
 
 
 def _within(ranges: Sequence[Range], wanted: Range) -> tuple[Range, ...]:

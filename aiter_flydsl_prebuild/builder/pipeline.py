@@ -12,9 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckError, InputError
+from ..execution.facts import describe as describe_execution
 from ..flydsl_install import read_install
 from ..pack import Pack, PackError, read_header, zstd
 from ..sources import load_source
@@ -37,6 +38,9 @@ from .sharding import Shard, assign, costs_of
 from .store import Store, open_store
 from .toolchain import Toolchain, find_toolchain, worker_environment
 
+if TYPE_CHECKING:
+    from ..execution.running import Execution, Wish
+
 
 @dataclass(frozen=True)
 class BuildRequest:
@@ -46,6 +50,7 @@ class BuildRequest:
     missing, and lists them in its manifest. ``store`` is a folder, a URL or ``off``; None means the user's choice
     (:func:`.store.open_store`). ``shard`` builds a part of the kernels: a pack that nobody installs, to be merged with
     the other parts, and proven then. ``gates`` are what the pack must pass, before it is proven, which takes longer.
+    ``execute`` runs kernels of the pack on an emulator; one that computes something else is an error.
     """
 
     source: str
@@ -60,6 +65,7 @@ class BuildRequest:
     store: str | None = None
     shard: Shard | None = None
     gates: Gates = field(default_factory=Gates)
+    execute: Wish | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,10 @@ def build_pack(
     with scratch_folder("pack", beside=folder) as scratch:
         path = scratch / pack_name(request.arch, flydsl, request.shard)
         write_pack(path, _encoded(manifest, payloads, store))
+        if request.execute is not None:
+            execution = _executed(path, request, request.execute, store)
+            manifest = describe_execution(manifest, execution, request.execute.seed)
+            write_pack(path, _encoded(manifest, payloads, store))
         if wrong := request.gates.check([Pack(str(path))], path.stat().st_size):
             raise CheckError(refusal(wrong))
         proof = None
@@ -184,6 +194,21 @@ def build_pack(
         proof=proof,
         warnings=tuple(store.warnings),
     )
+
+
+def _executed(path: Path, request: BuildRequest, wish: Wish, store: Store) -> Execution:
+    """Execute kernels of a pack.
+
+    :raises CheckError: one of them computes something else than it should.
+    """
+    from ..execution.running import WRONG, execute, shown
+
+    with shown(lambda total: Progress(total, action="executing")) as advance:
+        execution = execute(Subject((path,)), wish, store, trusted=request.source, advance=advance)
+    wrong = [line for one in execution.kernels if one.status == WRONG for line in one.complaints()]
+    if wrong:
+        raise CheckError("kernels do not compute what they should, no wheel is written:\n" + "\n".join(wrong))
+    return execution
 
 
 def _part(plan: Plan, shard: Shard) -> tuple[tuple[Job, ...], dict[str, Any]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..execution.facts import executed, unexecuted
 from ..pack import Pack
 from ..sources.base import LeftOut
 from . import needs
@@ -79,7 +80,11 @@ class Band:
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel of the table. Registers, LDS and spills are of its largest code object; None where there is none."""
+    """A kernel of the table. Registers, LDS and spills are of its largest code object; None where there is none.
+
+    ``executed`` tells on which problems it was executed, and the worst error in units of the tolerance, or why it was
+    not; None where the build executed nothing.
+    """
 
     name: str
     layer: str
@@ -93,6 +98,7 @@ class Row:
     scratch: int
     spills: int
     waves: int | None
+    executed: str | None = None
 
 
 def require() -> None:
@@ -181,6 +187,7 @@ def rows(subject: Subject) -> list[Row]:
                     largest.get("workgroup", 0),
                     largest.get("wavefront", 0),
                 ),
+                executed=None if (run := executed(kernel)) is None else run.text,
             )
         )
     return sorted(found, key=lambda row: (-(row.seconds or 0.0), row.layer, row.name))
@@ -214,6 +221,8 @@ def facts(subject: Subject) -> list[tuple[str, str]]:
     if subject.seconds:
         found.append(("seconds compiling", f"{sum(subject.seconds.values()):,.1f}"))
     found.append(("kernels that spill", f"{spilling:,}"))
+    if "execution" in manifest:
+        found.append(("kernels executed", f"{kernels - sum(1 for _ in unexecuted(manifest)):,}"))
     found.append(("uncovered tokens", f"{uncovered:,}"))
     return found
 
@@ -242,6 +251,7 @@ def html(subject: Subject) -> str:
         map=_Map(bands(subject), tuple(manifest["plan"]["tokens"])),
         rows=rows(subject),
         with_seconds=bool(subject.seconds),
+        with_executed="execution" in manifest,
         failed=subject.failed,
         problems=() if subject.proof is None else [*subject.proof["problems"]],
         left_out=[str(LeftOut(**one)) for one in manifest["plan"].get("left_out", ())],

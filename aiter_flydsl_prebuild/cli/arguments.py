@@ -13,6 +13,7 @@ from ..errors import CheckError, InputError
 
 if TYPE_CHECKING:
     from ..builder.gates import Gates
+    from ..execution.running import Wish
     from ..pack import Pack
     from ..sources.base import Options
 
@@ -135,6 +136,47 @@ def gates(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT==VERSION",
         help="compilers that no kernel may come from: flydsl, linker",
     )
+    group.add_argument(
+        "--require-executed", action="store_true", help="every kernel was executed when it was built (build --execute)"
+    )
+
+
+def executing(parser: argparse.ArgumentParser) -> None:
+    """What ``build`` and ``verify`` share of executing kernels."""
+    group = parser.add_argument_group("executing kernels on a CPU")
+    group.add_argument(
+        "--execute", action="store_true", help="run kernels on an emulator and compare with a numpy reference"
+    )
+    group.add_argument(
+        "--kernels",
+        metavar="N|all",
+        help="how many (default: as few as cover every tile, pipeline depth and flag of their names)",
+    )
+    group.add_argument("--seed", type=whole, default=0, metavar="S", help="of the operands (default: 0)")
+    group.add_argument(
+        "--emulator", type=Path, metavar="FOLDER", help="a tinygrad source checkout (default: TINYGRAD_SOURCE)"
+    )
+
+
+def asked_execution(args: argparse.Namespace) -> Wish | None:
+    """What is to be executed; None for nothing.
+
+    :raises InputError: --kernels is of another form, or given without --execute.
+    """
+    from ..execution.selection import parse_kernels
+
+    kernels = parse_kernels(args.kernels)
+    if not args.execute:
+        if kernels is not None or args.emulator is not None:
+            raise InputError("--kernels and --emulator say what --execute does; add it")
+        return None
+    from ..builder import needs
+    from ..builder.machine import default_workers
+    from ..execution.running import Wish
+
+    needs.require("executing kernels", *needs.PROVING)
+    workers = args.workers or default_workers(1.5)
+    return Wish(kernels=kernels, seed=args.seed, emulator=args.emulator, workers=workers)
 
 
 def asked_options(args: argparse.Namespace) -> Options:
@@ -157,6 +199,7 @@ def asked_gates(args: argparse.Namespace) -> Gates:
         max_spills=args.max_spills,
         coverage=parse_tokens(args.require_coverage) if args.require_coverage else None,
         known_bad=tuple(map(parse_known_bad, args.known_bad)),
+        executed=args.require_executed,
     )
 
 

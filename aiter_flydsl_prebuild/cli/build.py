@@ -37,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     arguments.store(parser, "off for none; ")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="write a report of the build there")
     arguments.gates(parser)
+    arguments.executing(parser)
     parser.add_argument("--scheduler", metavar="ADDRESS", help="compile on a Dask cluster, as in tcp://host:8786")
     parser.add_argument("--shard", metavar="I/N", help="build part I of N alone, a pack for merge")
     parser.add_argument(
@@ -114,6 +115,7 @@ def _request(args: argparse.Namespace) -> BuildRequest:
         store=args.store,
         shard=parse_shard(args.shard, args.shard_times) if args.shard else None,
         gates=arguments.asked_gates(args),
+        execute=arguments.asked_execution(args),
     )
 
 

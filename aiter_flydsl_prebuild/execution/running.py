@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..builder.progress import Progress
 from ..builder.proof import Subject
 from ..builder.store import Store
 from ..builder.toolchain import find_toolchain, scrubbed_environment
@@ -38,7 +39,8 @@ TIMEOUT = 900.0
 MOST_TILES = 6
 """Tiles of a problem that are executed, where not every one is."""
 
-EQUAL, WRONG, NOT_EXECUTED, NOT_CHOSEN = "equal", "wrong", "not executed", "not chosen"
+EQUAL, RACING, WRONG = "equal", "races", "wrong"
+NOT_EXECUTED, NOT_CHOSEN = "not executed", "not chosen"
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,12 @@ class Executed:
 
     @property
     def status(self) -> str:
-        """One of the four words above."""
+        """One of the words above. A racing kernel computes what it should if it wins its races."""
         if not self.outcomes:
             return NOT_CHOSEN if self.reason is None else NOT_EXECUTED
-        if all(outcome.equal for outcome in self.outcomes):
-            return EQUAL
-        return WRONG
+        if not all(outcome.equal for outcome in self.outcomes):
+            return WRONG
+        return RACING if any(outcome.races for outcome in self.outcomes) else EQUAL
 
     @property
     def worst(self) -> float:
@@ -104,27 +106,29 @@ class Execution:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was chosen was executed, and computed what it should."""
+        """Whether all that was chosen was executed, and computed what it should without a race."""
         states = {one.status for one in self.kernels}
-        return EQUAL in states and not states & {WRONG, NOT_EXECUTED}
+        return EQUAL in states and states <= {EQUAL, NOT_CHOSEN}
 
     def complaints(self) -> list[str]:
         """What is wrong, a line each."""
         return [line for one in self.kernels for line in one.complaints()]
 
+    def races(self) -> list[str]:
+        """Instructions that did not wait for what they read, a line each."""
+        return [line for one in self.kernels for line in one.races()]
+
     def to_json(self) -> dict[str, Any]:
         """As ``verify --execute --json`` prints it."""
-        counts = {status: sum(one.status == status for one in self.kernels) for status in (EQUAL, WRONG, NOT_EXECUTED)}
+        states = (EQUAL, RACING, WRONG, NOT_EXECUTED, NOT_CHOSEN)
+        counts = {status: sum(one.status == status for one in self.kernels) for status in states}
         return {
             "ok": self.ok,
             "on": self.on,
             "version": self.version,
-            "equal": counts[EQUAL],
-            "wrong": counts[WRONG],
-            "not_executed": counts[NOT_EXECUTED],
-            "not_chosen": sum(one.status == NOT_CHOSEN for one in self.kernels),
+            **{status.replace(" ", "_"): count for status, count in counts.items()},
             "seconds": round(self.seconds, 1),
-            "races": [line for one in self.kernels for line in one.races()],
+            "problems": [*self.complaints(), *self.races()],
             "kernels": [one.to_json() for one in self.kernels],
         }
 
@@ -186,12 +190,26 @@ def execute(
     rest = [one for one in chosen if one not in results]
     for done in _in_processes(subject, packs, rest, wish):
         results[done.candidate] = done
-        if done.status == EQUAL:
+        if done.status in (EQUAL, RACING):
             store.keep(keys[done.candidate], [outcome.to_json() for outcome in done.outcomes])
         advance(done, len(chosen))
     version = "".join(str(conditions[part])[:16] for part in ("test", "emulator") if part in conditions)
     kernels = tuple(results.get(one, Executed(one)) for one in found)
     return Execution(wish.on, version, kernels, time.perf_counter() - started)
+
+
+@contextlib.contextmanager
+def shown(progress: Callable[[int], Progress]) -> Iterator[Callable[[Executed, int], None]]:
+    """What :func:`execute` may tell how far it is; the display is there from the first kernel on."""
+    with contextlib.ExitStack() as stack:
+        displays: list[Progress] = []
+
+        def advance(one: Executed, total: int) -> None:
+            if not displays:
+                displays.append(stack.enter_context(progress(total)))
+            displays[0].advance(one.status == EQUAL, one.candidate.job.label)
+
+        yield advance
 
 
 def _in_processes(
