@@ -81,7 +81,7 @@ def watched(problem: Problem, spoil: bool = False) -> Problem:
     return replace(problem, call=call)
 
 
-first, second = source.problems(job_of(pack, kernel.facts), 0)[:2]
+first, second, _ = source.problems(job_of(pack, kernel.facts), 0)
 launcher = OnGpu(device="cpu")
 problems = (watched(first), watched(second), watched(first, spoil=True))
 print(json.dumps([launcher.run(problem, code).to_json() for problem in problems]))

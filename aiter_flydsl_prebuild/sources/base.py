@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,13 +226,13 @@ class Source(ABC):
         """
         return None
 
-    def problems(self, job: Job, seed: int) -> list[Problem]:
+    def problems(self, job: Job, seed: int) -> Iterator[Problem]:
         """Problems to execute the kernel of ``job`` on, each with a numpy reference (:mod:`execution.problem`).
 
         They are the same for the same seed. None where the source has no reference for the op. Called in the process
-        that executes, in which FlyDSL may not compile.
+        that executes, in which FlyDSL may not compile. Each is made when it is asked for: a layer can be large.
         """
-        return []
+        return iter(())
 
     def traits(self, job: Job) -> frozenset[str]:
         """What a sample of kernels to execute must have once each; by default the parts of the name, and the op."""

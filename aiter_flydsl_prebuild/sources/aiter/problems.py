@@ -8,7 +8,7 @@ batched_gemm_a8w8_gfx950.py); nothing of its kernels is used here. Each kernel i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ _FP8 = "float8_e4m3fn"
 _XCDS = 8
 
 
-def problems(op: Op, job: Job, dtypes: Sequence[str], seed: int) -> list[Problem]:
+def problems(op: Op, job: Job, dtypes: Sequence[str], seed: int) -> Iterator[Problem]:
     """The problems of one kernel; none for an op without a reference.
 
     :raises UnsupportedKernel: the arch is not modelled, or the name has no tile.
@@ -37,10 +37,10 @@ def problems(op: Op, job: Job, dtypes: Sequence[str], seed: int) -> list[Problem
     if job.arch != ARCH:
         raise UnsupportedKernel(f"instructions of {job.arch} are not modelled, only those of {ARCH}")
     if isinstance(op, PerToken):
-        return [problem for dtype in op.dtypes(job.name, dtypes) for problem in _per_token(op, job, dtype, seed)]
-    if isinstance(op, MxscaleBmm):
-        return _mxscale(op, job, seed)
-    return []
+        for dtype in op.dtypes(job.name, dtypes):
+            yield from _per_token(op, job, dtype, seed)
+    elif isinstance(op, MxscaleBmm):
+        yield from _mxscale(op, job, seed)
 
 
 def traits(job: Job) -> frozenset[str]:
@@ -68,11 +68,10 @@ def _rows(job: Job, tile_m: int) -> list[int]:
     return [1] * single + [gemm.ragged(tile_m), tile_m] * several
 
 
-def _per_token(op: PerToken, job: Job, dtype: str, seed: int) -> list[Problem]:
+def _per_token(op: PerToken, job: Job, dtype: str, seed: int) -> Iterator[Problem]:
     """y = x @ w.T, each row times its fp32 scale and each column times its own."""
     (tile_m, tile_n), n, k = _tile(job.name), job.shape.n, job.shape.k
     kind = DTYPES[dtype]
-    made = []
     for number, m in enumerate(_rows(job, tile_m)):
         nan = m == tile_m
         random = np.random.default_rng([seed, m, n, k, nan])
@@ -83,24 +82,21 @@ def _per_token(op: PerToken, job: Job, dtype: str, seed: int) -> list[Problem]:
         def call(tensors: Mapping[str, Any]) -> None:
             op.run(job.name, *(tensors[name] for name in ("x", "w", "x_scale", "w_scale", "y")))
 
-        made.append(
-            Problem(
-                label=f"M={m}, {dtype}{', with NaN' if nan else ''}",
-                operands={
-                    "y": output(m, n, kind),
-                    "x": Operand(x, _FP8),
-                    "w": Operand(gemm.shuffled(w), _FP8),
-                    "x_scale": Operand(x_scale.reshape(m, 1), "float32"),
-                    "w_scale": Operand(w_scale.reshape(1, n), "float32"),
-                },
-                call=call,
-                result="y",
-                tile=(tile_m, tile_n),
-                expected=gemm.Product(_times(x, x_scale), _times(w, w_scale), k, kind, roundings=2),
-                end=number % 2 == 0,
-            )
+        yield Problem(
+            label=f"M={m}, {dtype}{', with NaN' if nan else ''}",
+            operands={
+                "y": output(m, n, kind),
+                "x": Operand(x, _FP8),
+                "w": Operand(gemm.shuffled(w), _FP8),
+                "x_scale": Operand(x_scale.reshape(m, 1), "float32"),
+                "w_scale": Operand(w_scale.reshape(1, n), "float32"),
+            },
+            call=call,
+            result="y",
+            tile=(tile_m, tile_n),
+            expected=gemm.Product(_times(x, x_scale), _times(w, w_scale), k, kind, roundings=2),
+            end=number % 2 == 0,
         )
-    return made
 
 
 def _factors(random: np.random.Generator, count: int) -> Array:
@@ -116,13 +112,12 @@ def _times(values: Array, factors: Array) -> Callable[[slice], Array]:
     return rows
 
 
-def _mxscale(op: MxscaleBmm, job: Job, seed: int) -> list[Problem]:
+def _mxscale(op: MxscaleBmm, job: Job, seed: int) -> Iterator[Problem]:
     """y = x @ w.T with E8M0 block scales; x's are column-major for more than one row where blocks are 128 wide."""
     (tile_m, tile_n), shape = _tile(job.name), job.shape
     height, width = (int(edge) for edge in str(shape.w_scale_block).split("x"))
     n, k = shape.n, shape.k
     splits = int(match[1]) if (match := re.search(r"_sk(\d+)", job.name)) else 1
-    made = []
     for number, m in enumerate(_rows(job, tile_m)):
         nan = m == tile_m
         random = np.random.default_rng([seed, m, n, k, nan])
@@ -147,27 +142,24 @@ def _mxscale(op: MxscaleBmm, job: Job, seed: int) -> list[Problem]:
             x, w, x_scale, w_scale, y = (tensors[name] for name in ("x", "w", "x_scale", "w_scale", "y"))
             op.run(job.name, shape, x, w, x_scale, w_scale, y, tensors.get("counters"))
 
-        made.append(
-            Problem(
-                label=f"M={m}{', with NaN' if nan else ''}",
-                operands=operands,
-                call=call,
-                result="y",
-                tile=(tile_m, tile_n),
-                expected=gemm.Product(
-                    gemm.scaled_rows(x, x_scale, width),
-                    gemm.scaled_blocks(w, w_scale, height, width),
-                    k,
-                    "bfloat16",
-                    roundings=splits,
-                ),
-                groups=_splits(splits) if splits > 1 else None,
-                # The last split to arrive re-arms the counter of its tile.
-                after={"counters": counters.copy()} if splits > 1 else {},
-                end=number % 2 == 0,
-            )
+        yield Problem(
+            label=f"M={m}{', with NaN' if nan else ''}",
+            operands=operands,
+            call=call,
+            result="y",
+            tile=(tile_m, tile_n),
+            expected=gemm.Product(
+                gemm.scaled_rows(x, x_scale, width),
+                gemm.scaled_blocks(w, w_scale, height, width),
+                k,
+                "bfloat16",
+                roundings=splits,
+            ),
+            groups=_splits(splits) if splits > 1 else None,
+            # The last split to arrive re-arms the counter of its tile.
+            after={"counters": counters.copy()} if splits > 1 else {},
+            end=number % 2 == 0,
         )
-    return made
 
 
 def _stored(x_scale: Array, column_major: bool) -> Array:

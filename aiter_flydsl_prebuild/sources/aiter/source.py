@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
@@ -255,11 +255,11 @@ class AiterSource(Source):
         for dtype in () if name is None else op.dtypes(name, self.dtypes):
             op.call(shape, tokens, dtype)
 
-    def problems(self, job: Job, seed: int) -> list[Problem]:
+    def problems(self, job: Job, seed: int) -> Iterator[Problem]:
         from .problems import problems
 
         if job.arguments:
-            return []
+            return iter(())
         return problems(self._op(job.shape, job.arch), job, self.dtypes, seed)
 
     def traits(self, job: Job) -> frozenset[str]:

@@ -5,7 +5,7 @@ The contract is that of :mod:`.dispatch`. Nothing of :mod:`.kernel` is used here
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,12 @@ from .grammar import parse
 _BLOCK = 32
 
 
-def problems(job: Job, seed: int) -> list[Problem]:
+def problems(job: Job, seed: int) -> Iterator[Problem]:
     """A single row, two tiles of which the second is ragged, and NaN in an operand and in a scale."""
     tile_m = parse(job.name).tile_m
-    return [
-        _problem(job, 1, seed, end=True),
-        _problem(job, gemm.ragged(tile_m), seed, end=False),
-        _problem(job, tile_m, seed, end=True, nan=True),
-    ]
+    yield _problem(job, 1, seed, end=True)
+    yield _problem(job, gemm.ragged(tile_m), seed, end=False)
+    yield _problem(job, tile_m, seed, end=True, nan=True)
 
 
 def _problem(job: Job, m: int, seed: int, *, end: bool, nan: bool = False) -> Problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,7 @@ class ReferenceSource(Source):
         weight, weight_scale = self._weight(shape)
         dispatch.gemm(*_activations(tokens, shape.k), weight, weight_scale)
 
-    def problems(self, job: Job, seed: int) -> list[Problem]:
+    def problems(self, job: Job, seed: int) -> Iterator[Problem]:
         from .problems import problems
 
         return problems(job, seed)
