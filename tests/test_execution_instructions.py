@@ -80,6 +80,13 @@ def u64(a: Any) -> Any:
 VECTOR: dict[str, Callable[[Any, Any, Any], Any]] = {
     "v_add_u32_e32": lambda a, b, c: a + b,
     "v_subrev_u32_e32": lambda a, b, c: b - a,
+    "v_sub_u32_e32": lambda a, b, c: a - b,
+    "v_min_u32_e32": lambda a, b, c: np.minimum(a, b),
+    "v_add3_u32_e64": lambda a, b, c: a + b + c,
+    "v_add_u16_e32": lambda a, b, c: (a + b) & U32(0xFFFF),
+    "v_sub_u16_e32": lambda a, b, c: (a - b) & U32(0xFFFF),
+    "v_mul_lo_u16_e32": lambda a, b, c: ((a & U32(0xFFFF)) * (b & U32(0xFFFF))) & U32(0xFFFF),
+    "v_lshrrev_b16_e32": lambda a, b, c: (b & U32(0xFFFF)) >> (a & U32(15)),
     "v_and_b32_e32": lambda a, b, c: a & b,
     "v_or_b32_e32": lambda a, b, c: a | b,
     "v_xor_b32_e32": lambda a, b, c: a ^ b,
@@ -106,6 +113,10 @@ SCALAR: dict[str, tuple[Callable[[int, int], int], Callable[[int, int], bool] | 
     "s_addc_u32": (lambda a, b: a + b + 1, lambda a, b: a + b + 1 > 0xFFFFFFFF),
     "s_subb_u32": (lambda a, b: a - b - 1, lambda a, b: b + 1 > a),
     "s_and_b32": (lambda a, b: a & b, lambda a, b: bool(a & b)),
+    "s_andn2_b32": (lambda a, b: a & ~b, lambda a, b: bool(a & ~b & 0xFFFFFFFF)),
+    "s_lshl2_add_u32": (lambda a, b: (a << 2) + b, None),
+    "s_lshl3_add_u32": (lambda a, b: (a << 3) + b, None),
+    "s_bfe_u32": (lambda a, b: a >> (b & 31) & ((1 << (b >> 16 & 127)) - 1), None),
     "s_or_b32": (lambda a, b: a | b, lambda a, b: bool(a | b)),
     "s_xor_b32": (lambda a, b: a ^ b, lambda a, b: bool(a ^ b)),
     "s_lshl_b32": (lambda a, b: a << (b & 31), lambda a, b: bool(a << (b & 31) & 0xFFFFFFFF)),
@@ -139,8 +150,32 @@ def test_a_vector_instruction(name: str, bench: Bench, ins: Any, regs: Any) -> N
 
 THREE = {
     *("V_MAD_U32_U24_E64", "V_LSHL_ADD_U32_E64", "V_ADD_LSHL_U32_E64", "V_LSHL_OR_B32", "V_AND_OR_B32", "V_OR3_B32"),
-    *("V_BFE_U32_E64", "V_ALIGNBIT_B32_E64"),
+    *("V_ADD3_U32_E64", "V_BFE_U32_E64", "V_ALIGNBIT_B32_E64"),
 }
+
+
+def sdwa(target: int, first: int, second: int, **fields: int) -> bytes:
+    """``v_mul_u32_u24`` of selected bytes and words, LLVM's encoding of VOP2 in SDWA."""
+    places = {"dst_sel": 40, "src0_sel": 48, "s0": 55, "src1_sel": 56, "s1": 63}
+    word = 8 << 25 | target << 17 | second << 9 | 249 | first << 32
+    word |= sum(value << places[name] for name, value in {"dst_sel": 6, **fields}.items())
+    return word.to_bytes(8, "little")
+
+
+def test_24_bit_multiplication_of_selected_bytes_and_words(bench: Bench) -> None:
+    a, b = words(seed=1), words(seed=2)
+    bench.wave.vector[1:3] = a, b
+    bench.wave.scalar[5] = 0xFF000003
+    wave = bench.run(
+        sdwa(3, 1, 2, src0_sel=5, src1_sel=6),
+        sdwa(4, 1, 2, src0_sel=2, src1_sel=4),
+        sdwa(5, 1, 5, src0_sel=4, src1_sel=6, s1=1),
+    )
+    assert np.array_equal(wave.vector[3], (u64(a >> U32(16)) * u64(b & U32(0xFFFFFF))).astype(U32))
+    assert np.array_equal(wave.vector[4], (a >> U32(16) & U32(255)) * (b & U32(0xFFFF)))
+    assert np.array_equal(wave.vector[5], (a & U32(0xFFFF)) * U32(3))
+    with pytest.raises(UnknownInstruction, match="v_mul_u32_u24"):
+        bench.run(sdwa(3, 1, 2, dst_sel=4, src0_sel=5, src1_sel=6))
 
 
 @pytest.mark.parametrize("name", SCALAR)
