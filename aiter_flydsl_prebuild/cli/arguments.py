@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..builder.settings import FLAG, SIZE, TOKENS, BuildSettings, Group, Kind, Setting, settings
+from ..builder.settings import FLAG, SIZE, TOKENS, WHOLE, BuildSettings, Group, Kind, Setting, settings
 from ..errors import CheckError, InputError
 
 if TYPE_CHECKING:
+    from ..execution.running import Wish
     from ..pack import Pack
 
 
@@ -90,6 +91,44 @@ def out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where the wheel goes (default: dist)"
     )
+
+
+def executing(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``verify`` for executing kernels."""
+    group = parser.add_argument_group("executing kernels on a CPU")
+    group.add_argument(
+        "--execute", action="store_true", help="run kernels on an emulator and compare with a numpy reference"
+    )
+    group.add_argument(
+        "--kernels",
+        metavar="N|all",
+        help="how many (default: as few as cover every tile, pipeline depth and flag of their names)",
+    )
+    group.add_argument("--seed", type=_type(WHOLE), default=0, metavar="S", help="of the operands (default: 0)")
+    group.add_argument(
+        "--emulator", type=Path, metavar="FOLDER", help="a tinygrad source checkout (default: TINYGRAD_SOURCE)"
+    )
+
+
+def asked_execution(args: argparse.Namespace) -> Wish | None:
+    """What is to be executed; None for nothing.
+
+    :raises InputError: --kernels is of another form, or given without --execute.
+    """
+    from ..execution.selection import parse_kernels
+
+    kernels = parse_kernels(args.kernels)
+    if not args.execute:
+        if kernels is not None or args.emulator is not None:
+            raise InputError("--kernels and --emulator say what --execute does; add it")
+        return None
+    from ..builder import needs
+    from ..builder.machine import default_workers
+    from ..execution.running import Wish
+
+    needs.require("executing kernels", *needs.PROVING)
+    workers = args.workers or default_workers(1.5)
+    return Wish(kernels=kernels, seed=args.seed, emulator=args.emulator, workers=workers)
 
 
 @contextlib.contextmanager
