@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import PrebuildError
 from .result import Result
 
 HELP = "seed in every Python process of this environment"
@@ -32,7 +32,9 @@ def run(args: argparse.Namespace) -> Result:
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise InputError(f"{path}: {error.strerror or error}; install into an environment of your own") from error
+            raise PrebuildError(
+                f"{path}: {error.strerror or error}; install into an environment of your own"
+            ) from error
     done = "written" if args.install else "is not there any more"
     text = "\n".join(f"{name} {done}" for name in files)
     return Result({"files": list(files), "installed": args.install}, lambda: print(text))
