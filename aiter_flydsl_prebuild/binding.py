@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 
+from .discovery import finders
 from .marker import UncertainError, state_of, unchanged
 
 TYPE_CHECKING = False
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 """What a manifest has for the version of a package that nothing tells."""
-
-_OURS = __name__.partition(".")[0]
 
 
 def find_package(name: str) -> list[str]:
@@ -37,9 +36,7 @@ def find_package(name: str) -> list[str]:
         return list(getattr(module, "__path__", ())) or [
             str(file) for file in [getattr(module, "__file__", "")] if file
         ]
-    for finder in list(sys.meta_path):
-        if type(finder).__module__.startswith(_OURS):
-            continue  # the start-up file's, which would seed
+    for finder in finders():
         try:
             spec = finder.find_spec(name, None)
         except Exception:

@@ -11,6 +11,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
 
 SUFFIX = ".fkpack"
@@ -62,8 +63,13 @@ def package_folders(name: str) -> list[str]:
     return _found_by_import(name) + [os.path.join(entry, *name.split(".")) for entry in sys.path]
 
 
-# Finders that find nothing but what lies below sys.path, and this project's own, which seeds when it is asked.
-_NOT_ASKED = ("_frozen_importlib", "_frozen_importlib_external", f"{__package__}.startup")
+def finders() -> list[Any]:
+    """The finders of sys.meta_path that may be asked: this project's own seeds when it is."""
+    return [finder for finder in sys.meta_path if getattr(finder, "__module__", "") != f"{__package__}.startup"]
+
+
+# They find nothing but what lies below sys.path.
+_OF_PATHS = ("_frozen_importlib", "_frozen_importlib_external")
 
 
 def _found_by_import(name: str) -> list[str]:
@@ -85,9 +91,9 @@ def _asked(name: str, path: list[str] | None) -> list[str]:
     # setuptools' editable installs serve namespace packages by an entry that is no path, with a hook of its own.
     entries = sys.path if path is None else path
     hooked = any(entry and not os.path.isabs(entry) for entry in entries)
-    for finder in list(sys.meta_path):
+    for finder in finders():
         module = getattr(finder, "__module__", "")
-        if module in _NOT_ASKED and not (hooked and module == "_frozen_importlib_external"):
+        if module in _OF_PATHS and not (hooked and module == "_frozen_importlib_external"):
             continue
         try:
             spec = finder.find_spec(name, path)
@@ -129,7 +135,7 @@ def look_for_packs(
         if name in names and not packs:
             lines.append(_without_packs(name, homes))
     for home in package_folders(KERNELS_NAMESPACE):
-        for arch in _listed(home):
+        for arch in listed(home):
             found.update(dict.fromkeys(_packs_in(os.path.join(home, arch, FOLDER))))
     for place in filter(None, environ.get(PACKS_VARIABLE, "").split(os.pathsep)):
         packs = [os.path.realpath(place)] if place.endswith(SUFFIX) else _packs_in(place)
@@ -140,7 +146,7 @@ def look_for_packs(
 
 
 def _packs_in(folder: str) -> list[str]:
-    return [os.path.realpath(os.path.join(folder, name)) for name in _listed(folder) if name.endswith(SUFFIX)]
+    return [os.path.realpath(os.path.join(folder, name)) for name in listed(folder) if name.endswith(SUFFIX)]
 
 
 def _without_packs(name: str, homes: list[str]) -> str:
@@ -162,7 +168,8 @@ def _what_is_wrong_with(place: str) -> str:
     return "a folder without a pack of kernels"
 
 
-def _listed(folder: str) -> list[str]:
+def listed(folder: str) -> list[str]:
+    """The names in a folder, sorted; none where it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -189,7 +196,7 @@ def locate_flydsl(search: list[str] | None = None) -> tuple[str, str] | None:
 
 def flydsl_metadata(folder: str) -> list[str]:
     """Paths of FlyDSL's dist-info folders in a folder: one, unless something went wrong with an update."""
-    names = [name for name in _listed(folder) if name.startswith("flydsl-") and name.endswith(".dist-info")]
+    names = [name for name in listed(folder) if name.startswith("flydsl-") and name.endswith(".dist-info")]
     return [os.path.join(folder, name) for name in names]
 
 
@@ -211,11 +218,7 @@ def rocm_root(environ: Mapping[str, str] = os.environ) -> str:
 def bitcode_files(root: str) -> list[str]:
     """Paths of the device bitcode below a ROCm folder, in FlyDSL's order."""
     folder = os.path.join(root, "amdgcn", "bitcode")
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(".bc")]
+    return [os.path.join(folder, name) for name in listed(folder) if name.endswith(".bc")]
 
 
 def default_cache_dir() -> str:

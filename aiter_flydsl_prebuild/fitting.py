@@ -15,13 +15,13 @@ from .binding import InstalledCode, called, installed_version, package_of
 from .compute_units import unserved
 from .flydsl_install import OWN_KEY, Install, ambiguity, imported_install
 from .pack import Pack
+from .report import few
 
 if TYPE_CHECKING:
     from .manifest import MissingKernel, PackedEntry, PackedKernel
 
 _SHORT = 12
 """As many digits of a digest as tell two apart in a message."""
-_NAMED = 3
 
 
 class Placement(NamedTuple):
@@ -187,8 +187,7 @@ def differences(pack: Pack, other: OtherCode, code: InstalledCode) -> list[str]:
         known = pack.manifest.source.package(package)
         theirs = called(package, known.version)
         ours = called(package, installed_version(package, known.distribution, code.folders(package)))
-        where = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")
-        what = f"compiled from {theirs}, installed is {ours} with other code ({where})"
+        what = f"compiled from {theirs}, installed is {ours} with other code ({few(files)})"
         lines.append(f"{_count(len(kernels))} {'were' if len(kernels) > 1 else 'was'} {what}: {_names(kernels)}")
     return lines
 
@@ -248,6 +247,4 @@ def _count(kernels: int) -> str:
 
 def _names(kernels: Sequence[PackedKernel | MissingKernel]) -> str:
     """Which kernels, the first ones by name."""
-    named = [f"{kernel.label:.160}" for kernel in kernels[:_NAMED]]
-    more = len(kernels) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
+    return few([f"{kernel.label:.160}" for kernel in kernels])

@@ -16,12 +16,10 @@ from typing import Literal, NamedTuple
 from .discovery import flydsl_metadata, locate_flydsl
 from .flydsl_cache import KEYED_PACKAGES
 from .marker import UncertainError, states
+from .report import few
 
 OWN_KEY = "key:"
 """What the identity of a FlyDSL without a RECORD begins with."""
-
-_NAMED = 3
-"""As many files as a message names."""
 
 
 class Install(NamedTuple):
@@ -54,9 +52,8 @@ class Install(NamedTuple):
     def _changed(self, files: Sequence[str]) -> str | None:
         if not files:
             return None
-        named = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")
         how = f"pip install --force-reinstall --no-deps flydsl=={self.version}"
-        return f"flydsl {self.version} was changed after it was installed ({named}); {how}"
+        return f"flydsl {self.version} was changed after it was installed ({few(files)}); {how}"
 
 
 def interpreter_abi() -> str:

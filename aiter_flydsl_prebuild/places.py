@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from . import flydsl_cache as cache
-from .discovery import CACHE_VARIABLE, TEMPORARY, default_cache_dir, folder_in_use
+from .discovery import CACHE_VARIABLE, TEMPORARY, default_cache_dir, folder_in_use, listed
 from .marker import foreign_locks
 from .paths import home, temporary_folders, user_cache
 from .target import driver_arches, environment_arch, featured
@@ -218,7 +218,7 @@ def _stuck(folder: str, probe: bool) -> bool:
 def _foreign_locks(folder: str) -> int:
     """How many kernels of a cache root FlyDSL cannot lock, since another user called them there."""
     shut = 0
-    for launcher in _listed(folder):
+    for launcher in listed(folder):
         below = os.path.join(folder, launcher)
         if not launcher.startswith("."):
             with contextlib.suppress(OSError):
@@ -246,13 +246,6 @@ def _give(folder: str) -> str | None:
         return None
     make = "" if existing == there else f"mkdir -p {shlex.quote(there)} && "
     return f"{make}chown -R {user} {shlex.quote(there)}"
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def not_private(folder: str) -> list[str]:

@@ -31,6 +31,7 @@ from .discovery import (
     TEMPORARY,
     bundled_folder,
     folder_in_use,
+    listed,
     look_for_packs,
     mode_of,
     rocm_root,
@@ -451,9 +452,9 @@ def _copy_bundled(bundled: str, folder: str, taken: Mapping[str, int]) -> tuple[
         return 0, {}
     files = {
         path: size
-        for launcher in _listed(bundled)
+        for launcher in listed(bundled)
         if not launcher.startswith(".")
-        for name in _listed(os.path.join(bundled, launcher))
+        for name in listed(os.path.join(bundled, launcher))
         # FlyDSL writes entries for their owner alone.
         if name.endswith(".pkl") and os.access(os.path.join(bundled, launcher, name), os.R_OK)
         if (path := f"{launcher}/{name}") not in taken and (size := _size(os.path.join(bundled, path))) is not None
@@ -466,13 +467,6 @@ def _copy_bundled(bundled: str, folder: str, taken: Mapping[str, int]) -> tuple[
                 yield path, (file.read(),)
 
     return _write_all(folder, absent, contents)[0] if absent else 0, files
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def prune(folder: str, packs: Iterable[str]) -> list[str]:

@@ -6,15 +6,14 @@ Nothing of it is imported.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aiter_flydsl_prebuild.binding import InstalledCode, called, installed_version
 from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.fitting import other_code
 from aiter_flydsl_prebuild.pack import Pack
-
-_NAMED = 3
+from aiter_flydsl_prebuild.report import few
 
 
 class ProjectCode(InstalledCode):
@@ -50,16 +49,10 @@ def compare(pack: Pack, name: str, code: ProjectCode) -> Iterator[str]:
         known = pack.manifest.source.package(package)
         here = code.called(package, known.distribution)
         count = f"{len(kernels)} of {len(pack.kernels)} kernels"
-        wrong.append(f"{name}: {count} were compiled from {called(package, known.version)}, {here} ({_first(files)})")
+        wrong.append(f"{name}: {count} were compiled from {called(package, known.version)}, {here} ({few(files)})")
     if wrong:
         raise CheckError("\n".join([*wrong, "build the pack again, or from the code that it was compiled from"]))
     for package, kernels in other.absent.items():
         yield f"{name}: {package} is not here, so that its code is not compared with that of {len(kernels)} kernels"
     if unbound := sum(kernel.files is None for kernel in pack.kernels):
         yield f"{name}: {unbound} kernels do not say which code they were compiled from, so that it is not compared"
-
-
-def _first(files: Iterable[str]) -> str:
-    named = list(files)
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    return ", ".join(named[:_NAMED]) + more

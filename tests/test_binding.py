@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_stamps import START, flatten
 
 from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.binding import InstalledCode, find_package, installed_version
@@ -22,35 +21,28 @@ from aiter_flydsl_prebuild.manifest import to_json
 from aiter_flydsl_prebuild.pack import Pack, PackError
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.base import Options
-from conftest import prebuild, run_python
+from conftest import run_python
 from packs import ABOUT, flydsl_here, forge, make_compiled, make_job, make_pack
+from servers import START, Server, flatten
 
 INSTALL = read_install()
 assert INSTALL is not None
 FILES = ("theirs/kernels/gemm.py", "theirs/kernels/norm.py", "theirs/helpers.py")
 
 
-class Server:
+class BoundServer(Server):
     """Processes whose packages are in a folder of their own, and packs of kernels that were compiled from them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.site = root / "site"
-        self.cache = root / "cache"
+        self.pack = root / "a.fkpack"
+        super().__init__(root, self.pack)
         for path in FILES:
             (self.site / path).parent.mkdir(parents=True, exist_ok=True)
             (self.site / path).write_text(f"# {path}\n")
         (self.site / "theirs" / "__init__.py").write_text('raise ImportError("nobody imports this")\n')
         self.version("1.0")
-        self.pack = self.make_pack("a.fkpack")
-        self.environ = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("FLYDSL_", "AITER_"))},
-            "PYTHONPATH": f"{self.site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-            "AITER_FLYDSL_PREBUILD_ARCH": "gfx950",
-            "AITER_FLYDSL_PREBUILD_PACKS": str(self.pack),
-            "FLYDSL_RUNTIME_CACHE_DIR": str(self.cache),
-            "ROCM_PATH": str(root / "rocm"),
-        }
+        self.make_pack(self.pack.name)
 
     def version(self, version: str) -> None:
         """Install the package's metadata."""
@@ -81,28 +73,18 @@ class Server:
         flydsl = flydsl_here(generation=generation, **changes)
         return make_pack(self.root / name, kernels, flydsl, packages=packages)
 
-    def start(self, **more: str) -> dict[str, Any]:
-        run = run_python(["-c", START], {**self.environ, **more})
-        assert run.returncode == 0, run.stderr
-        assert "nobody imports this" not in run.stderr
-        return json.loads(run.stdout)  # type: ignore[no-any-return]
-
-    def strict(self) -> dict[str, Any]:
-        return self.start(AITER_FLYDSL_PREBUILD="strict")
-
     def status(self) -> dict[str, Any]:
-        run = prebuild("status", "--json", environment=self.environ)
-        assert run.returncode == 0, run.stderr
-        (pack,) = json.loads(run.stdout)["packs"]
+        """What it says of its one pack."""
+        (pack,) = super().status()["packs"]
         return pack  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Server:
-    return Server(tmp_path)
+def server(tmp_path: Path) -> BoundServer:
+    return BoundServer(tmp_path)
 
 
-def test_kernels_of_other_code_are_left_out_with_one_line(server: Server) -> None:
+def test_kernels_of_other_code_are_left_out_with_one_line(server: BoundServer) -> None:
     assert server.strict()["packs"][0]["kernels"] == 6
     assert server.strict()["quick"]
     (server.site / FILES[0]).write_text("# another\n")
@@ -118,7 +100,7 @@ def test_kernels_of_other_code_are_left_out_with_one_line(server: Server) -> Non
     assert server.status()["fitting"] == 2
 
 
-def test_a_helper_that_another_release_changed_leaves_nothing_but_what_does_not_use_it(server: Server) -> None:
+def test_a_helper_that_another_release_changed_leaves_nothing_but_what_does_not_use_it(server: BoundServer) -> None:
     server.start()
     (server.site / FILES[2]).unlink()
     found = server.start()
@@ -126,7 +108,7 @@ def test_a_helper_that_another_release_changed_leaves_nothing_but_what_does_not_
     assert f"({FILES[2]})" in found["problems"][0]
 
 
-def test_a_second_start_notices_code_that_changed_under_equal_times(server: Server) -> None:
+def test_a_second_start_notices_code_that_changed_under_equal_times(server: BoundServer) -> None:
     flatten(server.site)
     server.start()
     assert server.start()["quick"]
@@ -140,7 +122,7 @@ def test_a_second_start_notices_code_that_changed_under_equal_times(server: Serv
     assert server.start()["packs"][0]["kernels"] == 6
 
 
-def test_a_second_start_notices_another_package_in_front(server: Server) -> None:
+def test_a_second_start_notices_another_package_in_front(server: BoundServer) -> None:
     server.start()
     assert server.start()["quick"]
     shutil.copytree(server.site / "theirs", server.root / "front" / "theirs")
@@ -153,7 +135,7 @@ def test_a_second_start_notices_another_package_in_front(server: Server) -> None
     assert "installed is theirs of an unknown version with other code" in found["problems"][0]
 
 
-def test_an_editable_install_is_looked_through(server: Server) -> None:
+def test_an_editable_install_is_looked_through(server: BoundServer) -> None:
     """setuptools' finder maps the package to a folder of another name."""
     (server.site / "theirs").rename(server.root / "source")
     (server.site / "finder.py").write_text(
@@ -174,7 +156,7 @@ def test_an_editable_install_is_looked_through(server: Server) -> None:
     assert json.loads(run.stdout)["packs"][0]["kernels"] == 1
 
 
-def test_a_package_that_is_not_installed_is_news_to_strict_mode_and_status_alone(server: Server) -> None:
+def test_a_package_that_is_not_installed_is_news_to_strict_mode_and_status_alone(server: BoundServer) -> None:
     server.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
     found = server.start()
     assert (found["packs"][0]["kernels"], found["problems"]) == (0, [])
@@ -185,7 +167,7 @@ def test_a_package_that_is_not_installed_is_news_to_strict_mode_and_status_alone
     assert server.start()["packs"][0]["kernels"] == 6
 
 
-def test_under_keys_that_hold_the_code_a_difference_is_a_line_of_status(server: Server) -> None:
+def test_under_keys_that_hold_the_code_a_difference_is_a_line_of_status(server: BoundServer) -> None:
     server.environ["AITER_FLYDSL_PREBUILD_PACKS"] = str(server.make_pack("b.fkpack", cache.ARTIFACT_KEY))
     (server.site / FILES[0]).write_text("# another\n")
     found = server.strict()
@@ -196,7 +178,7 @@ def test_under_keys_that_hold_the_code_a_difference_is_a_line_of_status(server: 
     assert server.start()["quick"]
 
 
-def test_packs_of_older_releases_are_read_and_status_says_what_they_lack(server: Server) -> None:
+def test_packs_of_older_releases_are_read_and_status_says_what_they_lack(server: BoundServer) -> None:
     old = make_pack(
         server.root / "old.fkpack",
         [make_compiled(path="gemm_01/0.pkl")],
@@ -209,7 +191,7 @@ def test_packs_of_older_releases_are_read_and_status_says_what_they_lack(server:
     assert server.status()["notes"] == [what]
 
 
-def test_kernels_share_their_sets_of_files_and_keep_them(server: Server) -> None:
+def test_kernels_share_their_sets_of_files_and_keep_them(server: BoundServer) -> None:
     pack = Pack(str(server.pack))
     assert pack.files == tuple(server.bound(*FILES))
     assert len(pack.manifest.file_sets) == 3
@@ -233,7 +215,7 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_binding_that_is_not_well_formed_is_refused(server: Server, fault: str) -> None:
+def test_a_binding_that_is_not_well_formed_is_refused(server: BoundServer, fault: str) -> None:
     pack = Pack(str(server.pack))
     forge(server.pack, {**to_json(pack.manifest), **FAULTS[fault]}, b"".join(pack.raw_payloads()))
     with pytest.raises(PackError, match="broken manifest"):

@@ -19,20 +19,12 @@ from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.flydsl_install import read_install
 from conftest import prebuild, run_python
 from packs import make_compiled, make_pack
+from servers import Server, flatten
 
 INSTALL = read_install()
 assert INSTALL is not None
 KERNELS = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(6)]
 EDITED = "flydsl/compiler/jit_function.py"
-
-START = (
-    "import json, aiter_flydsl_prebuild as p\n"
-    "from aiter_flydsl_prebuild.errors import CheckError\n"
-    "import sys; before = set(sys.modules)\n"
-    "try: report = p.seed()\n"
-    "except CheckError as error: print(json.dumps({'error': str(error)}))\n"
-    "else: print(json.dumps({**report.to_json(), 'quick': 'aiter_flydsl_prebuild.seeding' not in sys.modules}))\n"
-)
 
 
 def copy_flydsl(target: Path) -> Path:
@@ -47,12 +39,6 @@ def copy_flydsl(target: Path) -> Path:
     info = f"flydsl-{INSTALL.version}.dist-info"
     shutil.copytree(Path(INSTALL.root, info), target / info)
     return target
-
-
-def flatten(folder: Path) -> None:
-    """What image builders do to the times of files."""
-    for path in sorted(folder.rglob("*")):
-        os.utime(path, (1, 1), follow_symlinks=False)
 
 
 def edit(path: Path) -> None:
@@ -71,46 +57,24 @@ def correct_record(site: Path, path: str) -> None:
     )
 
 
-class Server:
-    """Processes of one server: their environment, their FlyDSL, their cache."""
+class FlyDSLServer(Server):
+    """A server with a FlyDSL of its own."""
 
     def __init__(self, root: Path, pack: Path) -> None:
-        self.site = copy_flydsl(root / "site")
-        self.cache = root / "cache"
-        self.rocm = root / "rocm"
-        self.environ = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("FLYDSL_", "AITER_"))},
-            "PYTHONPATH": f"{self.site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-            "AITER_FLYDSL_PREBUILD_ARCH": "gfx950",
-            "AITER_FLYDSL_PREBUILD_PACKS": str(pack),
-            "FLYDSL_RUNTIME_CACHE_DIR": str(self.cache),
-            "ROCM_PATH": str(self.rocm),
-        }
-
-    def start(self, **more: str) -> dict[str, Any]:
-        run = run_python(["-c", START], {**self.environ, **more})
-        assert run.returncode == 0, run.stderr
-        return json.loads(run.stdout)  # type: ignore[no-any-return]
-
-    def strict(self) -> dict[str, Any]:
-        return self.start(AITER_FLYDSL_PREBUILD="strict")
-
-    def status(self) -> dict[str, Any]:
-        run = prebuild("status", "--json", environment=self.environ)
-        assert run.returncode == 0, run.stderr
-        return json.loads(run.stdout)  # type: ignore[no-any-return]
+        super().__init__(root, pack)
+        copy_flydsl(self.site)
 
     def entries(self) -> list[Path]:
         return sorted(self.cache.rglob("*.pkl"))
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Server:
-    return Server(tmp_path, make_pack(tmp_path / "a.fkpack", KERNELS))
+def server(tmp_path: Path) -> FlyDSLServer:
+    return FlyDSLServer(tmp_path, make_pack(tmp_path / "a.fkpack", KERNELS))
 
 
 @pytest.mark.parametrize("mode", ["on", "strict"])
-def test_a_changed_flydsl_is_noticed_where_all_times_are_equal(server: Server, mode: str) -> None:
+def test_a_changed_flydsl_is_noticed_where_all_times_are_equal(server: FlyDSLServer, mode: str) -> None:
     flatten(server.site)
     assert server.start(AITER_FLYDSL_PREBUILD=mode)["packs"][0]["kernels"] == 6
     assert server.start(AITER_FLYDSL_PREBUILD=mode)["quick"]
@@ -121,7 +85,7 @@ def test_a_changed_flydsl_is_noticed_where_all_times_are_equal(server: Server, m
     assert "is another build than the one the kernels were made for" in str(found)
 
 
-def test_changed_bitcode_is_noticed_where_all_times_are_equal(server: Server) -> None:
+def test_changed_bitcode_is_noticed_where_all_times_are_equal(server: FlyDSLServer) -> None:
     library = server.rocm / "amdgcn" / "bitcode" / "ocml.bc"
     library.parent.mkdir(parents=True)
     library.write_bytes(b"one\n")
@@ -135,7 +99,7 @@ def test_changed_bitcode_is_noticed_where_all_times_are_equal(server: Server) ->
 
 
 @pytest.mark.parametrize("stamps", ["marker and stamps", "stamps alone"])
-def test_truncated_entries_are_written_again(server: Server, stamps: str) -> None:
+def test_truncated_entries_are_written_again(server: FlyDSLServer, stamps: str) -> None:
     server.strict()
     whole = {path: path.read_bytes() for path in server.entries()}
     for path in whole:
@@ -150,7 +114,7 @@ def test_truncated_entries_are_written_again(server: Server, stamps: str) -> Non
     assert server.strict()["quick"]
 
 
-def test_a_truncated_copy_of_a_bundled_entry_is_written_again(server: Server, tmp_path: Path) -> None:
+def test_a_truncated_copy_of_a_bundled_entry_is_written_again(server: FlyDSLServer, tmp_path: Path) -> None:
     bundled = server.site / "aiter" / "jit" / "flydsl_cache" / "gemm_01"
     bundled.mkdir(parents=True)
     (bundled / "23.pkl").write_bytes(b"prebuilt")
@@ -162,7 +126,7 @@ def test_a_truncated_copy_of_a_bundled_entry_is_written_again(server: Server, tm
     assert server.start()["quick"]
 
 
-def test_the_same_kernel_in_two_packs_settles(server: Server, tmp_path: Path) -> None:
+def test_the_same_kernel_in_two_packs_settles(server: FlyDSLServer, tmp_path: Path) -> None:
     """Another linker gives another payload under the same key: the two do not replace each other at every start."""
     other = make_pack(tmp_path / "b.fkpack", [make_compiled("k0", "module { another linker }"), KERNELS[1]])
     server.environ["AITER_FLYDSL_PREBUILD_PACKS"] += f"{os.pathsep}{other}"
@@ -174,7 +138,7 @@ def test_the_same_kernel_in_two_packs_settles(server: Server, tmp_path: Path) ->
         assert [pack["written"] for pack in found["packs"]] == [0, 0]
 
 
-def test_an_image_of_the_same_content_needs_no_second_seeding(server: Server, tmp_path: Path) -> None:
+def test_an_image_of_the_same_content_needs_no_second_seeding(server: FlyDSLServer, tmp_path: Path) -> None:
     """Unpacked elsewhere, with other inodes and times: the marker does not hold, the stamps do, by content."""
     (server.rocm / "amdgcn" / "bitcode").mkdir(parents=True)
     (server.rocm / "amdgcn" / "bitcode" / "ocml.bc").write_bytes(b"one\n")
@@ -190,7 +154,7 @@ def test_an_image_of_the_same_content_needs_no_second_seeding(server: Server, tm
 
 
 @pytest.mark.parametrize("what", ["edited", "added", "removed"])
-def test_an_altered_flydsl_is_named_by_all_who_look(server: Server, what: str) -> None:
+def test_an_altered_flydsl_is_named_by_all_who_look(server: FlyDSLServer, what: str) -> None:
     """Its RECORD is as it was, and every call would miss."""
     assert server.strict()["packs"][0]["kernels"] == 6
     assert server.strict()["quick"]
@@ -216,7 +180,7 @@ def test_an_altered_flydsl_is_named_by_all_who_look(server: Server, what: str) -
     assert line in server.start()["problems"][0]
 
 
-def test_sources_outside_the_keys_are_an_error_in_strict_mode_alone(server: Server) -> None:
+def test_sources_outside_the_keys_are_an_error_in_strict_mode_alone(server: FlyDSLServer) -> None:
     server.strict()
     with (server.site / "flydsl" / "_mlir" / "ir.py").open("a") as file:
         file.write("# a comment\n")
@@ -224,7 +188,7 @@ def test_sources_outside_the_keys_are_an_error_in_strict_mode_alone(server: Serv
     assert "was changed after it was installed (flydsl/_mlir/ir.py)" in server.strict()["error"]
 
 
-def test_other_modes_leave_strict_mode_its_word_on_flydsl(server: Server) -> None:
+def test_other_modes_leave_strict_mode_its_word_on_flydsl(server: FlyDSLServer) -> None:
     server.strict()
     longer = "import aiter_flydsl_prebuild.seeding as s; s.seed()"
     assert run_python(["-c", longer], server.environ).returncode == 0
@@ -235,7 +199,7 @@ def test_other_modes_leave_strict_mode_its_word_on_flydsl(server: Server) -> Non
     assert "was changed after it was installed" in server.strict()["error"]
 
 
-def test_altered_libraries_are_named_where_there_is_time(server: Server, wheel: Path) -> None:
+def test_altered_libraries_are_named_where_there_is_time(server: FlyDSLServer, wheel: Path) -> None:
     assert INSTALL is not None
     library = next(path for path in INSTALL.record if path.startswith("flydsl/_mlir/_mlir_libs/") and ".so" in path)
     changed = server.site / library
@@ -289,7 +253,7 @@ def test_a_flydsl_without_a_record_is_known_by_its_files(tmp_path: Path, monkeyp
     assert marker.flydsl_state() != before
 
 
-def test_strict_says_what_status_says(server: Server, monkeypatch: Any) -> None:
+def test_strict_says_what_status_says(server: FlyDSLServer, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "path", [str(server.site), *sys.path])
     assert status(environ=server.environ)["flydsl"]["damage"] is None
     (server.site / EDITED).write_text("# nothing\n")
