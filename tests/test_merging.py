@@ -13,7 +13,7 @@ from aiter_flydsl_prebuild.builder.merging import merge_packs
 from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, missing_kernel, write_pack
 from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, read_install
-from aiter_flydsl_prebuild.manifest import FlyDSL
+from aiter_flydsl_prebuild.manifest import About, FlyDSL
 from aiter_flydsl_prebuild.pack import Pack
 from conftest import prebuild
 from packs import ABOUT, flydsl_here, make_compiled, make_job, make_pack
@@ -126,3 +126,29 @@ def test_packs_of_one_name_are_told_apart_and_the_difference_is_named(tmp_path: 
         write_pack(paths[-1], encode_pack(manifest, payloads))
     with pytest.raises(CheckError, match=r"\(number 1\) and p.fkpack \(number 2\) differ in their plan's tokens"):
         merge_packs(paths, tmp_path)
+
+
+def test_what_was_executed_is_kept_where_packs_agree(tmp_path: Path) -> None:
+    """And goes where they do not: it is no reason to refuse them."""
+    about = ABOUT._replace(extra={"execution": {"on": "emulator", "seed": 0}})
+    ran = [replace(one, extra={"executed": {"worst": 0.5}}) for one in KERNELS[:2]]
+
+    def pack(name: str, kernels: list[Compiled], said: About) -> Path:
+        path = tmp_path / f"{name}.fkpack"
+        write_pack(path, encode_pack(*make_manifest("gfx950", flydsl_here(), kernels, [], said)))
+        return path
+
+    first = pack("first", ran[:1], about)
+    for other, kept in (
+        (pack("same", ran, about), True),
+        (pack("other", ran, about._replace(extra={"execution": {"on": "emulator", "seed": 1}})), False),
+        (pack("none", KERNELS[:2], ABOUT), False),
+    ):
+        for paths in ([first, other], [other, first]):
+            merged = Pack(str(merge_packs(paths, tmp_path)[0])).manifest
+            assert ("execution" in merged.extra) == kept
+            assert ["executed" in kernel.extra for kernel in merged.kernels] == [kept] * 2
+    differs = pack("differs", [replace(KERNELS[0], extra={"executed": {"worst": 0.6}})], about)
+    merged = Pack(str(merge_packs([first, differs], tmp_path)[0])).manifest
+    assert "execution" in merged.extra
+    assert "executed" not in merged.kernels[0].extra

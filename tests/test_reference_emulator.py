@@ -6,6 +6,7 @@ table runs at two N and, of the K below, two; with REFERENCE_EMULATOR=all at all
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import json
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aiter_flydsl_prebuild import flydsl_cache
+from aiter_flydsl_prebuild.builder.codeobject import embedded_code_objects, read_code_object
 from aiter_flydsl_prebuild.builder.toolchain import Toolchain
 from aiter_flydsl_prebuild.sources.reference.grammar import Config, parse
 from conftest import HERE, flydsl_environment
@@ -27,10 +30,19 @@ for module in ("flydsl", "torch", "msgpack", "elftools"):
     pytest.importorskip(module)
 np = pytest.importorskip("numpy")
 
-from emulator import E4M3, AccessError, CodeObject, Memory, e8m0, embedded_code_objects  # noqa: E402
+from aiter_flydsl_prebuild.execution import gemm  # noqa: E402
+from aiter_flydsl_prebuild.execution.faults import AccessError, ExecutionError  # noqa: E402
+from aiter_flydsl_prebuild.execution.floats import E4M3, bf16  # noqa: E402
+from aiter_flydsl_prebuild.execution.image import Image  # noqa: E402
+from aiter_flydsl_prebuild.execution.machine import Launch, Machine, all_workgroups  # noqa: E402
+from aiter_flydsl_prebuild.execution.memory import Memory  # noqa: E402
+from aiter_flydsl_prebuild.execution.program import Program  # noqa: E402
+from bench import emulator  # noqa: E402
 
 if TYPE_CHECKING:
     from numpy import ndarray
+
+    from aiter_flydsl_prebuild.execution.tinygrad import Emulator
 
 Job = tuple[str, int, int]
 
@@ -67,9 +79,15 @@ def kernels(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> d
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    images = [embedded_code_objects(Path(result["entry"])) for result in json.loads(run.stdout)]
+    texts = [flydsl_cache.decode_entry(Path(result["entry"]).read_bytes()).ir_text for result in json.loads(run.stdout)]
+    images = [embedded_code_objects(text) for text in texts]
     assert all(len(image) == 1 for image in images)
-    return {job: image[0] for job, image in zip(jobs, images, strict=True)}
+    return {job: image[0][1] for job, image in zip(jobs, images, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def tinygrad() -> Emulator:
+    return emulator()
 
 
 class Problem:
@@ -78,69 +96,67 @@ class Problem:
     def __init__(self, m: int, n: int, k: int) -> None:
         self.m, self.n, self.k = m, n, k
         random = np.random.default_rng([m, n, k])
-        finite = np.flatnonzero(np.isfinite(E4M3)).astype(np.uint8)
-        self.x = random.choice(finite, (m, k))
-        self.w = random.choice(finite, (n, k))
-        self.x_scale = random.integers(120, 131, (m, k // 32), dtype=np.uint8)
-        self.w_scale = random.integers(120, 131, (-(-n // 32), k // 32), dtype=np.uint8)
-
-    def shuffled_w(self) -> ndarray:
-        """w in the layout (16, 16): of 16 rows, all first 16 bytes, then all second 16 bytes, and so on."""
-        pieces = self.w.reshape(self.n // 16, 16, self.k // 16, 16)
-        return np.ascontiguousarray(pieces.swapaxes(1, 2)).reshape(self.n, self.k)
+        self.x, self.w = gemm.fp8(random, m, k), gemm.fp8(random, n, k)
+        self.x_scale = gemm.block_scales(random, m, k // 32)
+        self.w_scale = gemm.block_scales(random, -(-n // 32), k // 32)
 
     def worst(self, y: ndarray) -> float:
         """The largest error of ``y`` (bfloat16 bits), in units of what rounding and the order of summation allow."""
-        x = E4M3[self.x] * np.repeat(e8m0(self.x_scale), 32, axis=1)
-        block_rows = np.repeat(e8m0(self.w_scale), 32, axis=0)[: self.n]
-        w = E4M3[self.w] * np.repeat(block_rows, 32, axis=1)
-        exact = x @ w.T
-        # Half a unit in bfloat16's last of 8 bits, and float32 sums in any order.
-        allowed = np.abs(exact) * 2.0**-8 + np.abs(x) @ np.abs(w).T * 2.0**-20
-        got = (y.astype(np.uint32) << 16).view(np.float32)
-        return float(np.max(np.nan_to_num(np.abs(got - exact) / allowed, nan=np.inf)))
+        x = gemm.scaled_rows(self.x, self.x_scale, 32)
+        w = gemm.scaled_blocks(self.w, self.w_scale, 32, 32)
+        everything = slice(None)
+        return gemm.Product(x, w, self.k, "bfloat16")(everything, everything).worst(bf16(y))
 
 
-def run(image: bytes, config: Config, problem: Problem, *, end: bool = True, rows_told: int | None = None) -> ndarray:
+def run(
+    program: Program, config: Config, problem: Problem, *, end: bool = True, rows_told: int | None = None
+) -> ndarray:
     """y as the kernel leaves it, in bfloat16 bits; what it does not write stays NaN."""
     memory = Memory()
     m, n = problem.m, problem.n
-    y = memory.place(np.full((m, n), 0xFFFF, np.uint16), writable=True, end=end)
-    inputs = (problem.x, problem.x_scale, problem.shuffled_w(), problem.w_scale)
-    placed = [memory.place(array, end=end) for array in inputs]
+    y = memory.place(np.full((m, n), 0xFFFF, np.uint16), "y", writable=True, end=end)
+    inputs = {
+        "x": problem.x,
+        "x_scale": problem.x_scale,
+        "w": gemm.shuffled(problem.w),
+        "w_scale": problem.w_scale,
+    }
+    placed = [memory.place(array, name, end=end) for name, array in inputs.items()]
     told = m if rows_told is None else rows_told
-    grid = (-(-told // config.tile_m), -(-n // config.tile_n))
-    CodeObject(image).run(memory, grid, [y, *placed, told])
+    arguments = [array.ctypes.data.to_bytes(8, "little") for array in (y, *placed)] + [told.to_bytes(4, "little")]
+    grid = (-(-told // config.tile_m), -(-n // config.tile_n), 1)
+    (name,) = program.image.names
+    launch = Launch(name, grid, (config.threads, 1, 1), 0, tuple(arguments))
+    Machine(program, launch, memory).run(all_workgroups(grid))
     result: ndarray = y.copy()
     return result
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_a_tile_computes_the_scaled_product(config: Config, kernels: dict[Job, bytes]) -> None:
+def test_a_tile_computes_the_scaled_product(config: Config, kernels: dict[Job, bytes], tinygrad: Emulator) -> None:
     for job in JOBS[config]:
+        program = Program(Image(kernels[job]), tinygrad)
         for m in (1, config.tile_m - 1, config.tile_m, config.tile_m + 5):
             problem = Problem(m, *job[1:])
-            worst = [problem.worst(run(kernels[job], config, problem, end=end)) for end in (True, False)]
+            worst = [problem.worst(run(program, config, problem, end=end)) for end in (True, False)]
             assert max(worst) <= 1, (job, m, worst)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
 def test_a_kernel_spills_nothing_and_uses_no_lds(config: Config, kernels: dict[Job, bytes]) -> None:
     for job in JOBS[config]:
-        (metadata,) = CodeObject(kernels[job]).kernels.values()
-        for figure in (".vgpr_spill_count", ".sgpr_spill_count", ".private_segment_fixed_size"):
-            assert metadata[figure] == 0, (job, figure)
-        assert metadata[".group_segment_fixed_size"] == 0
+        (facts,) = read_code_object(kernels[job])
+        assert (facts.vgpr_spills, facts.sgpr_spills, facts.scratch, facts.lds) == (0, 0, 0, 0), job
 
 
 # ---- the checks, checked ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def probe(kernels: dict[Job, bytes]) -> tuple[Problem, ndarray]:
+def probe(kernels: dict[Job, bytes], tinygrad: Emulator) -> tuple[Problem, ndarray]:
     """A problem and the right answer to it, from the kernel."""
     problem = Problem(37, *PROBE[1:])
-    y = run(kernels[PROBE], parse(PROBE[0]), problem)
+    y = run(Program(Image(kernels[PROBE]), tinygrad), parse(PROBE[0]), problem)
     assert problem.worst(y) <= 1
     return problem, y
 
@@ -186,18 +202,46 @@ def test_a_wrong_value_is_seen(probe: tuple[Problem, ndarray]) -> None:
     assert problem.worst(wrong) > 1
 
 
-@pytest.mark.parametrize("bit", [11, 12, 59, 60], ids=["w", "x", "w-high", "x-high"])
-def test_a_kernel_with_another_byte_select_is_seen(bit: int, probe: tuple[Problem, ndarray], kernels: Any) -> None:
-    """One bit of op_sel (11, 12) or op_sel_hi (59, 60) of the first scaled MFMA flipped."""
-    image = bytearray(kernels[PROBE])
-    words = [int.from_bytes(image[i : i + 16], "little") for i in range(0, len(image) - 16, 4)]
-    first = next(
-        i for i, word in enumerate(words) if word >> 16 & 0xFFFF == 0xD3AC and word >> 87 & 0x1FF == 0b110100111
-    )
-    image[4 * first : 4 * first + 16] = (words[first] ^ 1 << bit).to_bytes(16, "little")
-    assert probe[0].worst(run(bytes(image), parse(PROBE[0]), probe[0])) > 1
+def altered(image: bytes, tinygrad: Emulator, name: str, bit: int, *, last: bool = False) -> Program:
+    """The kernel with one bit of its first, or last, instruction called ``name`` flipped."""
+    program = Program(Image(image), tinygrad)
+    descriptor = program.image.kernel(*program.image.names)
+    at, found = descriptor.entry, []
+    while True:
+        decoded = tinygrad.decode(at)
+        if decoded.name == name:
+            found.append(at - program.image.start)
+        if decoded.name == "S_ENDPGM":
+            break
+        at += decoded.size
+    program.image.memory[found[-1 if last else 0] + bit // 8] ^= 1 << bit % 8
+    return program
 
 
-def test_a_row_too_many_is_seen(probe: tuple[Problem, ndarray], kernels: dict[Job, bytes]) -> None:
+MFMA = "V_MFMA_SCALE_F32_16X16X128_F8F6F4"
+
+
+@pytest.mark.parametrize(
+    ("name", "bit"),
+    [
+        *((MFMA, bit) for bit in (11, 12, 59, 60)),  # op_sel and op_sel_hi: which byte of a scale register
+        *((MFMA, bit) for bit in (64 + 32, 64 + 41, 64 + 58, 64 + 0)),  # A, B, C, D
+        ("BUFFER_LOAD_DWORDX4", 4),  # the offset
+        ("BUFFER_LOAD_DWORDX4", 12),  # whether a register is added
+        ("BUFFER_STORE_DWORDX2", 40),  # what is stored
+        ("V_CVT_PK_BF16_F32", 32),
+        ("S_WAITCNT", 1),
+    ],
+)
+def test_a_flipped_bit_is_seen(
+    name: str, bit: int, probe: tuple[Problem, ndarray], kernels: dict[Job, bytes], tinygrad: Emulator
+) -> None:
+    program = altered(kernels[PROBE], tinygrad, name, bit, last=name == "S_WAITCNT")
+    with contextlib.suppress(ExecutionError):  # seen too
+        assert probe[0].worst(run(program, parse(PROBE[0]), probe[0])) > 1
+
+
+def test_a_row_too_many_is_seen(probe: tuple[Problem, ndarray], kernels: dict[Job, bytes], tinygrad: Emulator) -> None:
+    program = Program(Image(kernels[PROBE]), tinygrad)
     with pytest.raises(AccessError):
-        run(kernels[PROBE], parse(PROBE[0]), probe[0], rows_told=probe[0].m + 1)
+        run(program, parse(PROBE[0]), probe[0], rows_told=probe[0].m + 1)

@@ -49,8 +49,14 @@ VALUES: dict[str, tuple[list[str], Any, Any]] = {
     "max_spills": (["0"], 0, 0),
     "require_coverage": (["8"], "8", (1, 8)),
     "known_bad": (["flydsl==0.4.1", "linker==LLD 22"], ["flydsl==0.4.1", "linker==LLD 22"], None),
+    "require_executed": ([], True, True),
+    "execute": ([], True, True),
+    "kernels": (["12"], "12", 12),
+    "seed": (["3"], 3, 3),
+    "emulator": (["/tinygrad"], "/tinygrad", Path("/tinygrad")),
 }
 VALUES["known_bad"] = (*VALUES["known_bad"][:2], tuple(VALUES["known_bad"][1]))
+ONLY_WITH_EXECUTE = ("kernels", "emulator")
 TABLE = {one.key: VALUES[one.name][1] for one in settings() if one.key} | {"package": "theirs"}
 
 
@@ -73,6 +79,10 @@ def test_a_setting_means_the_same_in_both(name: str) -> None:
     args = make_parser().parse_args(["build", str(one.flag), *words])
     asked = arguments.asked(args)
     assert asked == dataclasses.replace(BuildSettings(), **{name: held})
+    if name in ONLY_WITH_EXECUTE:
+        with pytest.raises(InputError, match="--execute"):
+            request_of(asked)
+        asked = dataclasses.replace(asked, execute=True)
     request_of(asked)
     if one.key:
         found = read_table({"package": "theirs", one.key: value}, Path("/project"))

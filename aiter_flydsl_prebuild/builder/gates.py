@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import InputError
+from ..execution.facts import unexecuted, was_executed
 from ..pack import Pack
 from ..sources.base import merge_ranges
 from .reach import Range
@@ -23,13 +24,15 @@ class Gates:
 
     ``max_size`` is in bytes, of the file that is let go; ``max_spills`` counts registers that a kernel spills, VGPRs
     and SGPRs together; ``coverage`` are token counts that every shape must have a kernel or another library's winner
-    for; ``known_bad`` are compilers that no kernel may come from, each ``flydsl==VERSION`` or ``linker==TEXT``.
+    for; ``known_bad`` are compilers that no kernel may come from, each ``flydsl==VERSION`` or ``linker==TEXT``. With
+    ``executed``, every kernel must have been executed when the pack was built, and have computed what it should.
     """
 
     max_size: int | None = None
     max_spills: int | None = None
     coverage: Range | None = None
     known_bad: tuple[str, ...] = ()
+    executed: bool = False
 
     def check(self, packs: Sequence[Pack], size: int) -> list[str]:
         """All that is wrong with packs that lie in a file of ``size`` bytes; a line each."""
@@ -42,12 +45,20 @@ class Gates:
                 problems += _spilling(pack, self.max_spills)
             if self.coverage is not None:
                 problems += _uncovered(pack, self.coverage)
+            if self.executed:
+                problems += _unexecuted(pack)
         return problems
 
 
 def gates_of(settings: BuildSettings) -> Gates:
     """The gates that were asked for."""
-    return Gates(settings.max_size, settings.max_spills, settings.require_coverage, settings.known_bad)
+    return Gates(
+        settings.max_size,
+        settings.max_spills,
+        settings.require_coverage,
+        settings.known_bad,
+        settings.require_executed,
+    )
 
 
 def refusal(problems: Sequence[str]) -> str:
@@ -110,6 +121,14 @@ def _uncovered(pack: Pack, wanted: Range) -> Iterator[str]:
     for shape in plan.shapes:
         if lack := _within(shape.uncovered, wanted):
             yield f"coverage: {shape.label}: no row serves tokens {_ranges(lack)}"
+
+
+def _unexecuted(pack: Pack) -> Iterator[str]:
+    if not was_executed(pack.manifest):
+        yield "executed: the pack was built without --execute"
+        return
+    for kernel, reason in unexecuted(pack.manifest):
+        yield f"executed: {kernel.label}: {reason}"
 
 
 def _within(ranges: Sequence[Range], wanted: Range) -> tuple[Range, ...]:

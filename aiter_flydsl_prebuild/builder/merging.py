@@ -2,16 +2,19 @@
 
 Kernels are joined by what they compute. Up to FlyDSL 0.4.2 a kernel's name in the cache holds for one CPython ABI;
 packs of several ABIs become one with a set of names for each, over the same payloads. Conflicting packs are rejected.
-Keys of a manifest that this version does not know are kept where all packs have the same.
+Keys of a manifest that this version does not know are kept where all packs have the same. So is what became of executed
+kernels; packs that differ in that alone are joined without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import CheckError, InputError
+from ..execution.facts import EXECUTED, EXECUTION
 from ..manifest import Manifest, MissingKernel, to_json
 from ..pack import Pack
 from .compiling import Compiled, CompiledEntry
@@ -60,6 +63,9 @@ def merge_packs(
     flydsl = first.manifest.flydsl._replace(identities=identities)
     still = [kernel for label, kernel in missing.items() if label not in merged]
     about = first.manifest.about._replace(shard=None, seconds=None)
+    if any(pack.manifest.extra.get(EXECUTION) != about.extra.get(EXECUTION) for pack in packs):
+        about = about._replace(extra=_without(about.extra, EXECUTION))
+        merged = {label: replace(one, extra=_without(one.extra, EXECUTED)) for label, one in merged.items()}
     path = folder / pack_name(first.arch, flydsl)
     write_pack(path, encode_pack(*make_manifest(first.arch, flydsl, merged.values(), still, about)))
     if not prove or first.manifest.shard is None:
@@ -102,7 +108,7 @@ def _differences(one: Manifest, other: Manifest) -> list[str]:
     ours, theirs = one.flydsl, other.flydsl
     found += [f"flydsl {key}" for key in ("version", "generation") if getattr(ours, key) != getattr(theirs, key)]
     for prefix, mine, yours in (
-        ("", one.extra, other.extra),
+        ("", _without(one.extra, EXECUTION), _without(other.extra, EXECUTION)),
         ("flydsl ", ours.extra, theirs.extra),
         ("toolchain's ", one.toolchain.extra, other.toolchain.extra),
     ):
@@ -115,7 +121,8 @@ def _join(one: Compiled, other: Compiled, problems: list[str]) -> Compiled:
     ours = sorted(one.entries, key=_content)
     theirs = sorted(other.entries, key=_content)
     same = [_content(e) for e in ours] == [_content(e) for e in theirs]
-    same = same and (one.bitcode, one.extra) == (other.bitcode, other.extra)
+    extras = [_without(some.extra, EXECUTED) for some in (one, other)]
+    same = same and (one.bitcode, extras[0]) == (other.bitcode, extras[1])
     # A pack of an older release does not say from which files.
     same = same and (one.files == other.files or not one.files or not other.files)
     entries = []
@@ -127,7 +134,12 @@ def _join(one: Compiled, other: Compiled, problems: list[str]) -> Compiled:
         entries.append(replace(mine, paths=tuple(sorted(paths.items()))))
     if not same:
         problems.append(f"{one.job.label} is not the same kernel in all packs")
-    return replace(one, entries=tuple(entries), files=one.files or other.files)
+    extra = one.extra if one.extra == other.extra else extras[0]
+    return replace(one, entries=tuple(entries), files=one.files or other.files, extra=extra)
+
+
+def _without(extra: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in extra.items() if name != key}
 
 
 def _content(entry: CompiledEntry) -> tuple[str, ...]:

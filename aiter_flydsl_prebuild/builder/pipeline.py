@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckError, InputError
+from ..execution.facts import describe as describe_execution
 from ..flydsl_install import read_install
 from ..manifest import (
     About,
@@ -36,6 +37,7 @@ from ..sources.base import Job, Options, Source
 from .bound import describe_packages, files_of
 from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
 from .digests import compiling_code, digest, own_code
+from .executing import execute_pack, wish_of
 from .gates import Gates, gates_of, refusal
 from .keys import KernelKeys
 from .machine import default_workers
@@ -62,6 +64,9 @@ from .sharding import Shard, assign, costs_of, parse_shard
 from .store import Store, open_store
 from .toolchain import Toolchain, find_toolchain, worker_environment
 
+if TYPE_CHECKING:
+    from ..execution.running import Wish
+
 
 @dataclass(frozen=True)
 class BuildRequest:
@@ -71,6 +76,7 @@ class BuildRequest:
     missing, and lists them in its manifest. ``store`` is a folder, a URL or ``off``; None means the user's choice
     (:func:`.store.open_store`). ``shard`` builds a part of the kernels: a pack that nobody installs, to be merged with
     the other parts, and proven then. ``gates`` are what the pack must pass, before it is proven, which takes longer.
+    ``execute`` runs kernels of the pack on an emulator; one that computes something else is an error.
     """
 
     source: str
@@ -85,12 +91,13 @@ class BuildRequest:
     store: str | None = None
     shard: Shard | None = None
     gates: Gates = field(default_factory=Gates)
+    execute: Wish | None = None
 
 
 def request_of(settings: BuildSettings) -> BuildRequest:
     """The request of a build's settings.
 
-    :raises InputError: ``shard`` is not well-formed.
+    :raises InputError: ``shard`` is not well-formed, or settings of executing kernels are there without ``execute``.
     """
     return BuildRequest(
         source=settings.source,
@@ -105,6 +112,7 @@ def request_of(settings: BuildSettings) -> BuildRequest:
         store=settings.store,
         shard=parse_shard(settings.shard, settings.shard_times) if settings.shard else None,
         gates=gates_of(settings),
+        execute=wish_of(settings),
     )
 
 
@@ -205,6 +213,10 @@ def build_pack(
     with scratch_folder("pack", beside=folder) as scratch:
         path = scratch / pack_name(request.arch, flydsl, request.shard)
         write_pack(path, _encoded(manifest, payloads, store))
+        if request.execute is not None:
+            execution = execute_pack(path, request.source, request.execute, store)
+            manifest = describe_execution(manifest, execution, request.execute.seed)
+            write_pack(path, _encoded(manifest, payloads, store))
         if wrong := request.gates.check([Pack(str(path))], path.stat().st_size):
             raise CheckError(refusal(wrong))
         proof = None

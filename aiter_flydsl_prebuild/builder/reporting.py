@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..execution.facts import executed, unexecuted, was_executed
 from ..manifest import CodeFacts, Manifest, PackedKernel, ShapeFacts, to_json
 from ..pack import Pack
 from . import needs
@@ -82,7 +83,9 @@ class Band:
 class Row:
     """A kernel of the table. Registers, LDS and spills are of its largest code object; None where there is none.
 
-    ``sharing`` counts the kernels, this one included, that have its payload.
+    ``sharing`` counts the kernels, this one included, that have its payload. ``executed`` tells on which problems it
+    was executed, and the worst error in units of the tolerance, or why it was not; None where the build executed
+    nothing.
     """
 
     name: str
@@ -98,6 +101,7 @@ class Row:
     scratch: int
     spills: int
     waves: int | None
+    executed: str | None = None
 
 
 def require() -> None:
@@ -175,6 +179,7 @@ def rows(subject: Subject) -> list[Row]:
                 waves=waves_per_simd(
                     subject.manifest.arch, largest.vgpr, largest.lds, largest.workgroup, largest.wavefront
                 ),
+                executed=None if (run := executed(kernel)) is None else run.text,
             )
         )
     return sorted(found, key=lambda row: (-(row.seconds or 0.0), row.layer, row.name))
@@ -211,6 +216,8 @@ def facts(subject: Subject) -> list[tuple[str, str]]:
     if shared:
         found.append(("kernels that share a payload", f"{sum(shared):,} in {len(shared):,}"))
     found.append(("kernels that spill", f"{spilling:,}"))
+    if was_executed(manifest):
+        found.append(("kernels executed", f"{kernels - sum(1 for _ in unexecuted(manifest)):,}"))
     found.append(("uncovered tokens", f"{uncovered:,}"))
     return found
 
@@ -239,6 +246,7 @@ def html(subject: Subject) -> str:
         map=_Map(bands(subject), manifest.plan.tokens),
         rows=rows(subject),
         with_seconds=bool(subject.seconds),
+        with_executed=was_executed(manifest),
         failed=subject.failed,
         problems=() if subject.proof is None else [*subject.proof["problems"]],
         left_out=[str(one) for one in manifest.plan.left_out],

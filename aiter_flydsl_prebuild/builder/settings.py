@@ -21,7 +21,7 @@ from .rules import RULES
 TABLE = "aiter-flydsl-prebuild"
 SCHEMA = Path(__file__).with_name("settings.schema.json")
 
-Group = Literal["plan", "build", "gates", "hook"]
+Group = Literal["plan", "build", "gates", "execution", "hook"]
 
 
 # ---- kinds of values -------------------------------------------------------------------------------------------------
@@ -117,6 +117,12 @@ def _known_bad(text: str) -> str:
     return parse_known_bad(text)
 
 
+def _kernels(text: str) -> int | str | None:
+    from ..execution.facts import parse_kernels
+
+    return parse_kernels(text)
+
+
 def _rule(text: str) -> str:
     if text not in RULES:
         raise InputError("")
@@ -147,6 +153,7 @@ TOKENS = Kind(str, "token counts such as 1..8192", {"pattern": r"^([0-9]+\.\.)?[
 SIZE = Kind(str, "a size such as 20MB", {"pattern": r"^[0-9]+(\.[0-9]+)?\s*(B|kB|KiB|[MGT]i?B)$"}, _size)
 RULE = Kind(str, f"one of {', '.join(RULES)}", {"enum": list(RULES)}, _rule)
 COMPILERS = Kind(str, "flydsl==VERSION or linker==TEXT", {"pattern": r"^(flydsl|linker)==\S.*$"}, _known_bad, many=True)
+KERNELS = Kind(str, "all or a number of kernels, as a string", {"pattern": "^(all|0*[1-9][0-9]*)$"}, _kernels)
 PACKAGE = Kind(str, "the name of a package", {"pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"}, _package)
 
 
@@ -291,6 +298,24 @@ class BuildSettings:
         "gates",
         metavar="WHAT==VERSION",
         shown="none",
+    )
+    require_executed: bool = _setting(
+        False, FLAG, "every kernel was executed when it was built (execute), and computed what it should", "gates"
+    )
+    execute: bool = _setting(
+        False, FLAG, "run kernels on an emulator of the GPU, and compare with a numpy reference", "execution"
+    )
+    kernels: int | str | None = _setting(
+        None,
+        KERNELS,
+        "how many are executed",
+        "execution",
+        metavar="N|all",
+        shown="as few as cover every tile, pipeline depth and flag of their names",
+    )
+    seed: int = _setting(0, WHOLE, "of the operands of what is executed", "execution", metavar="S")
+    emulator: Path | None = _setting(
+        None, FOLDER, "a tinygrad source checkout", "execution", metavar="FOLDER", shown="$TINYGRAD_SOURCE"
     )
 
 

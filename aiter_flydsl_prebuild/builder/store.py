@@ -96,6 +96,14 @@ class Store:
 
     def remember(self, key: str, ask: Callable[[], Any]) -> Any:
         """What ``ask`` answered when it was last asked under ``key``: something that JSON can hold."""
+        answer = self.recall(key)
+        if answer is None:
+            answer = ask()
+            self.keep(key, answer)
+        return answer
+
+    def recall(self, key: str) -> Any:
+        """The answer that was kept under ``key``; None where there is none. A damaged one is said."""
         name = f"memos/{key}.json"
         if (data := self._read([name]).get(name)) is not None:
             try:
@@ -105,9 +113,11 @@ class Store:
             except (ValueError, KeyError, TypeError):
                 pass
             self._warn(f"{self.where}/{name}: damaged; it is made again")
-        answer = ask()
-        self._write(name, json.dumps({"answer": answer, "sha256": digest(answer)}).encode())
-        return answer
+        return None
+
+    def keep(self, key: str, answer: Any) -> None:
+        """Keep an answer, something that JSON can hold, under ``key``."""
+        self._write(f"memos/{key}.json", json.dumps({"answer": answer, "sha256": digest(answer)}).encode())
 
     def _read(self, names: Sequence[str]) -> dict[str, bytes]:
         if self._shelf is None:

@@ -76,8 +76,7 @@ def verify(
         needs.require("verifying a wheel", *needs.CHECKING)
     packs = [Pack(str(path)) for path in subject.packs]
     names = pack_names(subject.packs)
-    if unknown := [name for name in only if name not in names]:
-        raise InputError(f"no pack is called {', '.join(unknown)}; there are {', '.join(names)}")
+    only_packs(subject, only)
     chosen = [index for index, name in enumerate(names) if name in only or not only]
     groups = _groups(packs, chosen)
     proofs = []
@@ -96,6 +95,18 @@ def verify(
             found = Proof.failed(str(error), cold=cold)
         proofs.append(PackProof(called, found))
     return Verification(tuple(proofs), tuple(_wheel_problems(subject.wheel, packs)))
+
+
+def only_packs(subject: Subject, only: Sequence[str]) -> Subject:
+    """A subject with those of its packs that have one of these names; with all of them where none is given.
+
+    :raises InputError: no pack has a name that was given.
+    """
+    names = pack_names(subject.packs)
+    if unknown := [name for name in only if name not in names]:
+        raise InputError(f"no pack is called {', '.join(unknown)}; there are {', '.join(names)}")
+    chosen = (path for path, name in zip(subject.packs, names, strict=True) if name in only or not only)
+    return replace(subject, packs=tuple(chosen))
 
 
 def pack_names(paths: Sequence[Path]) -> list[str]:

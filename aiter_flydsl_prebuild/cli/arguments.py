@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from ..pack import Pack
 
 
+_TITLES: dict[Group, str] = {
+    "gates": "gates, which the wheel must pass",
+    "execution": "executing kernels on a CPU",
+}
+
+
 def add_settings(parser: argparse.ArgumentParser, *groups: Group) -> None:
     """The flags of groups of the build's settings."""
-    gates = parser.add_argument_group("gates, which the wheel must pass") if "gates" in groups else parser
+    titled = {group: parser.add_argument_group(_TITLES[group]) for group in groups if group in _TITLES}
     for one in settings(BuildSettings, *groups):
-        add_setting(gates if one.group == "gates" else parser, one)
+        add_setting(titled.get(one.group, parser), one)
 
 
 def add_setting(parser: argparse._ActionsContainer, one: Setting) -> None:

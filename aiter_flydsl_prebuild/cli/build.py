@@ -21,7 +21,7 @@ INTERRUPTED = "no wheel was written; the kernel store keeps what was compiled fo
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    arguments.add_settings(parser, "plan", "build", "gates")
+    arguments.add_settings(parser, "plan", "build", "gates", "execution")
     arguments.out(parser)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..builder.store import Statistics
     from ..builder.verifying import Verification
     from ..builder.warming import WarmReport
+    from ..execution.running import Execution
     from ..manifest import LeftOut, PackedKernel
     from ..report import SeedReport
 
@@ -160,6 +161,35 @@ def verification(found: Verification) -> None:
         print("the wheel FAILED: pip would not install it right")
         for line in found.wheel_problems:
             print(f"  {line}")
+
+
+def execution(found: Execution) -> None:
+    """A line for each kernel that was executed, the totals, and what is wrong."""
+    rows = [
+        (
+            one.candidate.job.label,
+            "; ".join(outcome.label for outcome in one.outcomes) or "-",
+            f"{sum(o.tiles for o in one.outcomes)} of {sum(o.of for o in one.outcomes)}",
+            f"{one.worst:.3g}" if one.outcomes else "-",
+            f"{sum(o.seconds for o in one.outcomes):.1f}" + (" (kept)" if one.kept else ""),
+            one.status,
+        )
+        for one in found.kernels
+        if one.status != "not chosen"
+    ]
+    if rows:
+        _table(("kernel", "problems", "tiles", "error", "seconds", "result"), rows)
+    total = found.to_json()
+    print(
+        f"{'executed' if found.ok else 'FAILED'} on the {found.on}: {total['equal']} kernels compute what they should, "
+        f"{total['races']} only if they win a race, {total['wrong']} do not, "
+        f"{total['not_executed']} could not be executed, {total['not_chosen']} were not chosen; {found.seconds:.1f} s"
+    )
+    lines = [*found.complaints(), *found.races()]
+    for line in lines[:_LINES]:
+        print(f"  {line}")
+    if len(lines) > _LINES:
+        print(f"  … and {len(lines) - _LINES} more (--json has all)")
 
 
 def proof(found: Proof) -> None:

@@ -1,11 +1,17 @@
-"""``verify``: prove that serving compiles nothing."""
+"""``verify``: prove that serving compiles nothing, or execute kernels and compare what they compute."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
+from ..builder.settings import BuildSettings, setting, settings
+from ..errors import InputError
 from . import arguments
 from .result import Result
+
+if TYPE_CHECKING:
+    from ..execution.running import Wish
 
 HELP = "prove that serving compiles nothing"
 INTERRUPTED = ""
@@ -29,10 +35,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--exhaustive", action="store_true", help="call FlyDSL for every token count, not only at the ends"
     )
     arguments.packages(parser)
+    arguments.add_settings(parser, "execution")
+    parser.add_argument("--on", choices=("emulator", "gpu"), default="emulator", help="where (default: emulator)")
+    arguments.add_setting(parser, setting("workers"))
+    arguments.add_setting(parser, setting("store"))
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Run the proof."""
+    """Run the proof; or with ``--execute`` the kernels."""
+    if args.execute:
+        return _execute(args)
+    _wish(args)
     from ..builder import needs
 
     needs.require("verify", *needs.PROVING, *(needs.CHECKING if args.wheel else ()))
@@ -52,3 +65,33 @@ def run(args: argparse.Namespace) -> Result:
             trusted=args.source,
         )
     return Result(found.to_json(), lambda: show.verification(found), ok=found.ok)
+
+
+def _wish(args: argparse.Namespace) -> Wish | None:
+    from ..builder.executing import wish_of
+
+    names = (*(one.name for one in settings(BuildSettings, "execution")), "workers", "store")
+    return wish_of(BuildSettings(**{name: getattr(args, name) for name in names}))
+
+
+def _execute(args: argparse.Namespace) -> Result:
+    from dataclasses import replace
+
+    from ..builder.progress import Progress
+    from ..builder.proof import open_subject
+    from ..builder.scratch import scratch_folder
+    from ..builder.store import open_store
+    from ..builder.verifying import only_packs
+    from ..execution.running import execute, shown
+    from . import show
+
+    if args.cold or args.exhaustive or args.tokens:
+        raise InputError("--execute runs kernels in place of the proof: it takes no --cold, --exhaustive or --tokens")
+    wish = _wish(args)
+    assert wish is not None
+    wish = replace(wish, on=args.on)
+    with scratch_folder("verify") as folder, arguments.naming(args.wheel, folder):
+        subject = only_packs(open_subject(args.wheel, folder, args.package), args.pack)
+        with shown(lambda total: Progress(total, action="executing")) as advance:
+            found = execute(subject, wish, open_store(args.store), trusted=args.source, advance=advance)
+    return Result(found.to_json(), lambda: show.execution(found), ok=found.ok)

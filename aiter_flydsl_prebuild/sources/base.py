@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ..manifest import LAYER, LeftOut, Manifest, MissingKernel, PackedKernel, ke
 
 if TYPE_CHECKING:
     from ..builder.doctor import Finding
+    from ..execution.problem import Problem
 
 _OWN = __name__.partition(".")[0]
 
@@ -202,6 +203,18 @@ class Source(ABC):
         :raises PrebuildError: its library cannot be used here.
         """
         return None
+
+    def problems(self, job: Job, seed: int) -> Iterator[Problem]:
+        """Problems to execute the kernel of ``job`` on, each with a numpy reference (:mod:`execution.problem`).
+
+        They are the same for the same seed. None where the source has no reference for the op. Called in the process
+        that executes, in which FlyDSL may not compile. Each is made when it is asked for: a layer can be large.
+        """
+        return iter(())
+
+    def traits(self, job: Job) -> frozenset[str]:
+        """What a sample of kernels to execute must have once each; by default the parts of the name, and the op."""
+        return frozenset({job.shape.op, str(job.shape.w_scale_block), *job.name.split("_")})
 
     def beside_tables(self, arch: str) -> tuple[list[Job], tuple[LeftOut, ...]]:
         """Compiles that no token count leads to; the proof calls :meth:`compile` for each again."""

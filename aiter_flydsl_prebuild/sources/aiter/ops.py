@@ -212,7 +212,12 @@ class PerToken(Op):
         import torch
 
         out = torch.empty(tokens, shape.n, dtype=getattr(torch, DTYPES[dtype]))
-        self.gemm.gemm_a8w8_bpreshuffle_flydsl(*self._operands(shape, tokens), out, {"kernelName": name})
+        x, w, x_scale, w_scale = self._operands(shape, tokens)
+        self.run(name, x, w, x_scale, w_scale, out)
+
+    def run(self, name: str, x: Any, w: Any, x_scale: Any, w_scale: Any, out: Any) -> None:
+        """Run the kernel called ``name`` on these operands."""
+        self.gemm.gemm_a8w8_bpreshuffle_flydsl(x, w, x_scale, w_scale, out, {"kernelName": name})
 
     def call(self, shape: Shape, tokens: int, dtype: str) -> None:
         import torch
@@ -272,6 +277,7 @@ class MxscaleBmm(_Mxscale):
 
     name = rules.MXSCALE_BMM
     batched = True
+    scale_column_major = _SCALE_COLUMN_MAJOR
     needs = (
         (GEMM, "def get_mxscale_bpreshuffle_config("),
         (GEMM, "def _gemm_mxscale_bpreshuffle("),
@@ -305,14 +311,24 @@ class MxscaleBmm(_Mxscale):
     def kernel(self, name: str, shape: Shape, tokens: int, dtype: str) -> None:
         import torch
 
+        out = torch.empty(tokens, shape.n, dtype=torch.bfloat16)
         x, w, x_scale, w_scale = self.operands(shape, tokens)
+        self.run(name, shape, x, w, x_scale, w_scale, out)
+
+    def run(
+        self, name: str, shape: Shape, x: Any, w: Any, x_scale: Any, w_scale: Any, out: Any, counters: Any = None
+    ) -> None:
+        """Run the kernel called ``name`` on these operands; ``counters`` are zeros for the tiles of a split K."""
+        if counters is not None and not self.live:
+            setattr(self._bmm, "_split_counters", lambda device, stream: counters)  # noqa: B010
+        tokens = x.shape[0]
         runner = importlib.import_module(f"{PACKAGE}.ops.flydsl.batched_gemm_a8w8")
         runner.run_bmm_a8w8_mxfp8(
             x.view(tokens, 1, shape.k),
             w.view(1, shape.n, shape.k),
             x_scale.view(tokens, 1, -1),
             w_scale.view(1, *w_scale.shape),
-            torch.empty(tokens, 1, shape.n, dtype=torch.bfloat16),
+            out.view(tokens, 1, shape.n),
             kernel_name=name,
             x_scale_transposed=_block(shape)[1] == _SCALE_COLUMN_MAJOR,
         )

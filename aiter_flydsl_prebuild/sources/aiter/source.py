@@ -8,11 +8,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...builder import rules
 from ...builder.digests import digest, own_code
@@ -37,6 +37,9 @@ from ..base import Job, Source, merge_ranges
 from . import ahead, code, installed, needs, standins
 from .ops import DTYPES, FP8, FP8_OF_MOST, OPS, Op
 from .tables import table_files
+
+if TYPE_CHECKING:
+    from ...execution.problem import Problem
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -252,6 +255,18 @@ class AiterSource(Source):
         name = op.resolve(shape, tokens)
         for dtype in () if name is None else op.dtypes(name, self.dtypes):
             op.call(shape, tokens, dtype)
+
+    def problems(self, job: Job, seed: int) -> Iterator[Problem]:
+        from .problems import problems
+
+        if job.arguments:
+            return iter(())
+        return problems(self._op(job.shape, job.arch), job, self.dtypes, seed)
+
+    def traits(self, job: Job) -> frozenset[str]:
+        from .problems import traits
+
+        return traits(job)
 
     def go_live(self, arch: str) -> None:
         self._live = True

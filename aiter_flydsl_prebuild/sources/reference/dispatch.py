@@ -114,6 +114,19 @@ def _launch(
 ) -> None:
     if not (y.is_cuda or env.compile.compile_only):
         raise ValueError(f"the operands are on {y.device}, and the reference kernels run on a GPU")
+    run(name, y, x, x_scale, w, w_scale, stream)
+
+
+def run(
+    name: str,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    stream: torch.cuda.Stream | None = None,
+) -> None:
+    """Launch on operands that are known to be right, wherever they are: a HIP library that emulates takes any."""
     (m, n), k = y.shape, x.shape[1]
     if stream is None and y.is_cuda:
         stream = torch.cuda.current_stream(y.device)

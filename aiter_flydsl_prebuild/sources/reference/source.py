@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...builder import rules
@@ -14,6 +15,9 @@ from ...builder.reach import Shape
 from ...errors import InputError
 from ..base import Job, Source
 from . import grammar
+
+if TYPE_CHECKING:
+    from ...execution.problem import Problem
 
 W_SCALE_BLOCK = "32x32"
 TABLE = "reference_mxfp8_tuned_gemm.csv"
@@ -84,6 +88,11 @@ class ReferenceSource(Source):
 
         weight, weight_scale = self._weight(shape)
         dispatch.gemm(*_activations(tokens, shape.k), weight, weight_scale)
+
+    def problems(self, job: Job, seed: int) -> Iterator[Problem]:
+        from .problems import problems
+
+        return problems(job, seed)
 
     def _weight(self, shape: Shape) -> tuple[Any, Any]:
         """w [N, K] and w_scale [ceil(N/32), K/32] of one layer, without content."""
