@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_aiter import ARCH, FAMILY, Cost, run, theirs, write_rows
-
 from aiter_flydsl_prebuild.builder.toolchain import find_toolchain, scrubbed_environment
 from aiter_flydsl_prebuild.sources.aiter.installed import Installed
+from bench_aiter import ARCH, FAMILY, Cost, run, theirs, write_rows
 
 TOUCHED = "ops/flydsl/gemm_a8w8_bpreshuffle_8wave.py"
 """What the 8-wave kernels are made by, and the others of the family are not."""

@@ -22,7 +22,6 @@ import zlib
 from pathlib import Path
 
 import kernels
-
 from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.builder.toolchain import find_toolchain, scrubbed_environment
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain, find_toolchain, scrubbed_environment
+from aiter_flydsl_prebuild.builder.toolchain import Toolchain, find_toolchain
+from processes import ROOT, SUPPORT, flydsl_environment, prebuild, run_python
 
 # Tests compile for real, and leave the user's own kernel store alone.
 os.environ["AITER_FLYDSL_PREBUILD_STORE"] = "off"
-
-HERE = Path(__file__).parent
-ARCH = "gfx950"
 
 
 @pytest.fixture(scope="session")
@@ -29,47 +24,14 @@ def toolchain() -> Toolchain:
     return find_toolchain()
 
 
-def flydsl_environment(toolchain: Toolchain, cache_dir: Path, **more: str) -> dict[str, str]:
-    """A clean environment in which FlyDSL compiles for gfx950 and does not launch."""
-    environment = scrubbed_environment(os.environ, rocm_root=toolchain.rocm_root, arch=ARCH, cache_dir=cache_dir)
-    return {**environment, "COMPILE_ONLY": "1", **more}
-
-
-def run_python(
-    arguments: list[str], environment: dict[str, str], python: str | Path = sys.executable, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run a Python process to its end; its output comes back as text."""
-    return subprocess.run(
-        [str(python), *arguments], env=environment, capture_output=True, text=True, check=False, **options
-    )
-
-
 @pytest.fixture(scope="session")
 def tiny_entry(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What FlyDSL leaves for tests/tiny.py: its cache folder, the entry's path below it, and the keys it printed."""
+    """What FlyDSL leaves for tiny.py: its cache folder, the entry's path below it, and the keys it printed."""
     folder = tmp_path_factory.mktemp("tiny")
-    run = run_python([str(HERE / "tiny.py")], flydsl_environment(toolchain, folder))
+    run = run_python([str(SUPPORT / "tiny.py")], flydsl_environment(toolchain, folder))
     assert run.returncode == 0, run.stderr
     (entry,) = folder.rglob("*.pkl")
     return {"root": folder, "path": entry.relative_to(folder).as_posix(), **json.loads(run.stdout.splitlines()[-1])}
-
-
-def prebuild(*arguments: str | Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    command = ["-m", "aiter_flydsl_prebuild", *map(str, arguments)]
-    return run_python(command, dict(os.environ) if environment is None else environment)
-
-
-def start_interruptible(command: list[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a process that SIGINT ends, also where this one ignores it, as a suite that a shell runs in the background.
-
-    A child inherits an ignored signal, and Python then sets no handler of its own.
-    """
-
-    def heed() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    return subprocess.Popen(command, text=True, preexec_fn=heed, **options)
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +39,7 @@ def project_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This project's own wheel, built from a copy of its tree."""
     folder = tmp_path_factory.mktemp("project")
     ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks", "docs", "dist")
-    shutil.copytree(HERE.parent, folder / "tree", ignore=ignored)
+    shutil.copytree(ROOT, folder / "tree", ignore=ignored)
     command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     run = run_python([*command, str(folder / "tree")], dict(os.environ))
     assert run.returncode == 0, run.stderr
