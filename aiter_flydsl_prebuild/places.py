@@ -24,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from . import flydsl_cache as cache
-from .discovery import CACHE_VARIABLE, TEMPORARY, default_cache_dir, folder_in_use, listed
+from .discovery import CACHE_VARIABLE, default_cache_dir, folder_in_use, listed
+from .files import create, make_folders, temporary_path
 from .marker import foreign_locks
 from .paths import home, temporary_folders, user_cache
 from .target import driver_arches, environment_arch, featured
@@ -159,15 +160,7 @@ def make_private(folder: str) -> None:
 
     :raises OSError: it cannot be made or written to, or it is a temporary folder that somebody else made.
     """
-    missing = []
-    above = os.path.abspath(folder)
-    while not os.path.isdir(above) and above != os.path.dirname(above):
-        missing.append(above)
-        above = os.path.dirname(above)
-    for path in reversed(missing):
-        # makedirs gives the mode to the last folder alone.
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, mode=0o700)
+    make_folders(folder)
     _check(folder, made=True)
 
 
@@ -207,8 +200,8 @@ def _stuck(folder: str, probe: bool) -> bool:
         if probe:
             # There may be no room for so much as a name.
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            path = os.path.join(folder, f"{TEMPORARY}{os.urandom(8).hex()}.tmp")
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            path = temporary_path(folder)
+            create(path, ())
             os.unlink(path)
     except OSError:
         return True

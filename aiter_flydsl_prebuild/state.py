@@ -13,12 +13,12 @@ from .binding import InstalledCode
 from .compute_units import serving
 from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, look_for_packs, rocm_root
 from .errors import PrebuildError
+from .files import publish
 from .fitting import code_notes, fit, other_units, tokens_of
 from .flydsl_install import ambiguity, checked, known_identities, read_install
 from .manifest import to_json
 from .pack import Pack
 from .places import cautions, choose, defeated, make_private
-from .seeding import publish
 from .target import read_target
 
 _FIRST_CALLS = "first-calls.json"

@@ -15,6 +15,7 @@ from typing import Any
 from .. import __version__
 from ..discovery import SUFFIX
 from ..errors import CheckError, InputError
+from ..files import write_whole
 from ..flydsl_cache import Entry, python_tag
 from ..manifest import (
     FORMAT,
@@ -129,12 +130,7 @@ def _file_sets(kernels: Sequence[Compiled]) -> tuple[tuple[SourceFile, ...], tup
 
 def write_pack(path: Path, data: bytes) -> None:
     """Write what :func:`encode_pack` gave; it appears under its name whole or not at all."""
-    temporary = path.with_name(path.name + ".part")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(str(path), data, mode=0o666)
 
 
 def encode_pack(manifest: Manifest | dict[str, Any], payloads: Iterable[bytes], level: int = LEVEL) -> bytes:

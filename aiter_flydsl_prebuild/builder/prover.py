@@ -22,6 +22,7 @@ from typing import Any
 from .. import flydsl_cache as cache
 from ..discovery import find_packs, rocm_root
 from ..errors import PrebuildError
+from ..files import write_whole
 from ..fitting import Placement, fit, lost
 from ..flydsl_install import checked, read_install
 from ..manifest import CodeFacts, kernel_label
@@ -52,9 +53,7 @@ def main() -> int:
         said = str(error).splitlines()[0] if str(error) else ""
         at = f"{Path(where.filename).name}, line {where.lineno}"
         result = {"problems": [f"the proof stopped with {type(error).__name__}: {said} ({at})"]}
-    answer = Path(sys.argv[1])
-    answer.with_suffix(".part").write_text(json.dumps(result), encoding="utf-8")
-    answer.with_suffix(".part").replace(answer)
+    write_whole(sys.argv[1], json.dumps(result).encode())
     return 0
 
 

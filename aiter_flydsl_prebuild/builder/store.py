@@ -29,6 +29,7 @@ from typing import Any
 
 from ..discovery import SUFFIX
 from ..errors import InputError
+from ..files import write_whole
 from ..pack import Pack, PackError
 from ..paths import user_cache
 from . import needs
@@ -42,7 +43,9 @@ OFF = "off"
 
 # Entries, and what writers that were killed left of them: whatever else lies in the folder is not the store's.
 _ENTRY = re.compile(
-    r"(kernels/[0-9a-f]{2}|packs|memos)/\.?[0-9a-f]{64}(-[0-9a-f]{16})?\.(fkpack|json)(\.[0-9a-f]{12})?", re.ASCII
+    r"(kernels/[0-9a-f]{2}|packs|memos)/"
+    r"(\.?[0-9a-f]{64}(-[0-9a-f]{16})?\.(fkpack|json)(\.[0-9a-f]{12})?|\.afp-[0-9a-f]{16}\.tmp)",
+    re.ASCII,
 )
 
 _WRITING_SECONDS = 3600.0
@@ -213,12 +216,7 @@ class Folder(Shelf):
     def write(self, name: str, data: bytes) -> None:
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(str(path), data, mode=0o666)
 
     def remove(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)

@@ -24,7 +24,8 @@ def run(args: argparse.Namespace) -> Result:
     """Seed, and prune where asked."""
     from ..discovery import bundled_folder, find_packs
     from ..places import choose
-    from ..seeding import prune, seed
+    from ..seeding import seed
+    from ..stamps import prune
     from . import show
 
     packages = args.package

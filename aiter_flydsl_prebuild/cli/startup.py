@@ -21,6 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Write the start-up file, or remove it."""
+    from ..files import write_whole
     from ..startup import startup_files
 
     files = startup_files()
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> Result:
         path = Path(name)
         try:
             if args.install:
-                path.write_text(content, encoding="utf-8")
+                write_whole(name, content.encode(), mode=0o666)
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import aiter_checkout
+from aiter_flydsl_prebuild import files
 from aiter_flydsl_prebuild.builder import store
 from aiter_flydsl_prebuild.builder.compiling import building_flydsl
 from aiter_flydsl_prebuild.builder.keys import KernelKeys
@@ -245,7 +246,7 @@ def test_a_store_in_a_bucket(s3: dict[str, str], filled: tuple[Path, dict[str, A
 def test_garbage_goes_by_age_and_by_size(copied: Path) -> None:
     old = kernels(copied)[:4]
     theirs = copied / "kernels" / "notes.txt"
-    left = old[0].with_name(f".{old[0].name}.{'0' * 12}")  # by a writer that was killed
+    left = Path(files.temporary_path(str(old[0].parent)))  # by a writer that was killed
     for path in (theirs, left):
         path.write_text("")
     for path in (*old, theirs, left):
@@ -263,7 +264,7 @@ def test_zero_days_keep_nothing_but_what_is_being_written(copied: Path) -> None:
     (some, *_) = kernels(copied)
     future = time.time() + 86400  # by a file server's clock
     os.utime(some, (future, future))
-    fresh, stale = (some.with_name(f".{some.name}.{digit * 12}") for digit in "01")
+    fresh, stale = Path(files.temporary_path(str(some.parent))), some.with_name(f".{some.name}.{'1' * 12}")
     for path in (fresh, stale):
         path.write_text("")
     os.utime(stale, (0, 0))

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aiter_flydsl_prebuild import seed, seeding
-from aiter_flydsl_prebuild.discovery import TEMPORARY
+from aiter_flydsl_prebuild import entries, files, seed, seeding
+from aiter_flydsl_prebuild.discovery import STAMPS, TEMPORARY
 from aiter_flydsl_prebuild.marker import marker_path
 from packs import closed_to_others, make_compiled, make_pack
 
@@ -338,7 +338,7 @@ def read_only(bench: Bench, short: bool) -> str:
             raise Skip("a bind mount cannot be made read-only here")
         # With its marker, with its stamps alone, and empty-handed.
         for gone in ("", "seeded-*", "*"):
-            for path in (source / seeding.STAMPS).glob(gone) if gone else ():
+            for path in (source / STAMPS).glob(gone) if gone else ():
                 path.unlink()
             # FlyDSL's own folder is nobody's choice, also where the variable names it, as vLLM sets it.
             for chosen in (None, home / ".flydsl" / "cache", link):
@@ -443,7 +443,7 @@ def clock(bench: Bench, short: bool) -> str:
     checked = 0
     for shift in (0, -10 * year, 10 * year, -time.time()):
         for age, stays in ((0, True), (600, True), (-600, True), (7200, False), (-7200, False), (20 * year, False)):
-            for place in (launcher, folder / seeding.STAMPS):
+            for place in (launcher, folder / STAMPS):
                 left = place / f"{TEMPORARY}0.tmp"
                 left.write_bytes(b"half")
                 os.utime(left, (time.time() - age, time.time() - age))
@@ -468,7 +468,7 @@ def clock(bench: Bench, short: bool) -> str:
             if count % 7 == 0:
                 os.utime(source, (0, 0))
                 there = os.path.dirname(source)
-                nothing_raised([fork(lambda: seeding._sweep(there, os.listdir(there)))])
+                nothing_raised([fork(lambda: files.sweep(there, os.listdir(there)))])
             replace(source, target)
 
         os.replace = late
@@ -492,17 +492,17 @@ def deleted(bench: Bench, short: bool) -> str:
     folder = bench.fresh("deleted")
 
     def start_with_accident(after: int) -> dict[str, Any]:
-        create = seeding._create
+        create = entries.create
         count = 0
 
-        def create_and_lose(path: str, pieces: seeding.Pieces) -> None:
+        def create_and_lose(path: str, pieces: files.Pieces) -> None:
             nonlocal count
             count += 1
             if count == after:
                 shutil.rmtree(folder)
             create(path, pieces)
 
-        seeding._create = create_and_lose
+        entries.create = create_and_lose
         return start()
 
     for number in range(rounds):

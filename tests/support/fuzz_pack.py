@@ -105,7 +105,7 @@ class Sandbox:
 
 def try_input(data: bytes, sandbox: Sandbox, whole: Callable[[bytes], bytes] = as_pack) -> str:
     """Read and seed the pack of an input; returns ``taken`` or the reader's line. Raises what must never be raised."""
-    from aiter_flydsl_prebuild import seeding
+    from aiter_flydsl_prebuild import seeding, stamps
     from aiter_flydsl_prebuild.flydsl_install import Install
     from aiter_flydsl_prebuild.pack import Pack, PackError, read_header
     from aiter_flydsl_prebuild.target import Target
@@ -130,7 +130,7 @@ def try_input(data: bytes, sandbox: Sandbox, whole: Callable[[bytes], bytes] = a
     abi = next(iter(pack.identities), "cp311")
     known = pack.identities.get(abi) or ["0" * 64]
     install = Install("/nowhere", pack.version, abi, known[0], {"flydsl/__init__.py": "0" * 64})
-    machine = seeding._Machine(Target([pack.arch], {}), {})
+    machine = stamps.Machine(Target([pack.arch], {}), {})
     machine._read = (install, "0" * 64)
     try:
         sandbox.armed = True
