@@ -9,10 +9,11 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def run(
     checkout: Path = STANDIN,
     status: int = 0,
     python: str = sys.executable,
-    **variables: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """A command with --json, which must end with ``status``; what it printed."""
     called = ["-m", "aiter_flydsl_prebuild", command, *map(str, arguments), "--json"]
@@ -223,8 +224,8 @@ def test_rows_that_cannot_be_built_are_skipped_by_name(tmp_path: Path) -> None:
     """One row does not stop the others: plan, build and manifest name it, and the numbers are of what is built."""
     variables = {PER_TOKEN: str(unusual_rows(tmp_path))}
     arguments = ("--source", "aiter", "--tokens", "1..64", "--kinds", "a8w8_bpreshuffle", "--cu-num", "256")
-    plan = run("plan", *arguments, **variables)
-    built = run("build", *arguments, "--out", tmp_path / "dist", **variables)
+    plan = run("plan", *arguments, variables=variables)
+    built = run("build", *arguments, "--out", tmp_path / "dist", variables=variables)
     assert plan["distinct_kernels"] == built["kernels"] == 2
     assert [len(shape["kernels"]) for shape in plan["shapes"]] == [2]
     assert sorted(plan["shapes"][0]["skipped"], key=lambda one: one["tokens"][0])[:2] == [
@@ -252,7 +253,7 @@ def test_what_this_aiter_decodes_is_built_whatever_is_known_of_its_name(tmp_path
     table = unusual_rows(tmp_path)
     table.write_text(table.read_text().replace(UNKNOWN_NAME, SPLIT_NAME.replace("_ks4", "_new_x2")))
     arguments = ("--source", "aiter", "--tokens", "1..64", "--kinds", "a8w8_bpreshuffle", "--cu-num", "256")
-    plan = run("plan", *arguments, checkout=tmp_path / "copy", **{PER_TOKEN: str(table)})
+    plan = run("plan", *arguments, checkout=tmp_path / "copy", variables={PER_TOKEN: str(table)})
     assert (plan["distinct_kernels"], plan["left_out"], plan["undecodable"]) == (4, [], [FIVE_PARTS])
 
 
@@ -409,7 +410,7 @@ def test_tables_that_aiter_would_rewrite_are_refused(tmp_path: Path) -> None:
     before = other.read_bytes(), table.read_bytes()
     variables = {PER_TOKEN: f"{table}{os.pathsep}{other}"}
     kinds = ("--kinds", "a8w8_bpreshuffle")
-    found = run("plan", "--source", "aiter", *kinds, status=2, **variables)
+    found = run("plan", "--source", "aiter", *kinds, status=2, variables=variables)
     assert "AITER's merge would keep" in found["error"]
     assert (other.read_bytes(), table.read_bytes()) == before
 
@@ -517,7 +518,7 @@ def test_the_real_tables_are_planned(checkout: Path) -> None:
 def test_real_kernels_build_and_prove(checkout: Path, few_rows: Path, tmp_path: Path) -> None:
     arguments = ("--source", "aiter", "--tokens", "1..4096", "--kinds", "a8w8_bpreshuffle", "--out", tmp_path)
     python = aiter_checkout.python()
-    result = run("build", *arguments, checkout=checkout, python=python, **{PER_TOKEN: str(few_rows)})
+    result = run("build", *arguments, checkout=checkout, python=python, variables={PER_TOKEN: str(few_rows)})
     assert result["kernels"] >= 2
     assert result["proof"]["ok"]
     assert result["proof"]["compiled"] == 0

@@ -16,9 +16,8 @@ import aiter_flydsl_prebuild
 from aiter_flydsl_prebuild import seed, status
 from aiter_flydsl_prebuild.discovery import PACKS_VARIABLE, find_packs, look_for_packs
 from aiter_flydsl_prebuild.errors import CheckError
-from aiter_flydsl_prebuild.flydsl_install import read_install
 from aiter_flydsl_prebuild.startup import at_startup
-from packs import make_compiled, make_pack
+from packs import install_here, make_compiled, make_pack
 from processes import prebuild, run_python
 
 PACKAGE_ROOT = str(Path(aiter_flydsl_prebuild.__file__).parent.parent)
@@ -199,8 +198,7 @@ def test_every_name_of_a_place_is_looked_at_once(tmp_path: Path, monkeypatch: py
 @pytest.fixture
 def two_flydsls(tmp_path: Path) -> Path:
     """A site-packages in which the update of FlyDSL left the old one's metadata behind."""
-    install = read_install()
-    assert install is not None
+    install = install_here()
     site = tmp_path / "two"
     site.mkdir()
     for name in os.listdir(install.root):
@@ -214,8 +212,7 @@ def two_flydsls(tmp_path: Path) -> Path:
 def test_every_command_names_both_of_two_flydsls(two_flydsls: Path, environ: dict[str, str], tmp_path: Path) -> None:
     pack = make_pack(tmp_path / "a.fkpack", [make_compiled()])
     environ |= {PACKS_VARIABLE: str(pack), "PYTHONPATH": os.pathsep.join([str(two_flydsls), PACKAGE_ROOT])}
-    installed = read_install()
-    assert installed is not None
+    installed = install_here()
     both = [f"flydsl-{installed.version}.dist-info", "flydsl-0.4.2.dist-info", "pip uninstall flydsl"]
     for arguments in (
         ("seed",),
@@ -250,6 +247,5 @@ def test_an_editable_flydsl_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "flydsl", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
-    install = read_install()
-    assert install is not None
+    install = install_here()
     assert (install.root, install.version, install.identity) == (str(tmp_path / "source"), "0.5.0", None)

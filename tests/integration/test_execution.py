@@ -267,7 +267,8 @@ def test_a_build_that_executes_says_so(tmp_path: Path) -> None:
     (path,) = open_subject(built, tmp_path / "unpacked").packs
     manifest = Pack(str(path)).manifest
     assert manifest.extra["execution"]["on"] == "emulator"
-    done = [run for kernel in manifest.kernels if (run := executed(kernel)) is not None and run.reason is None]
+    found = (executed(kernel) for kernel in manifest.kernels)
+    done = [one for one in found if one is not None and one.reason is None]
     assert len(done) == 2
     assert all(0 < one.worst <= 1 and one.races == 0 and one.problems[0] == "M=1" for one in done)
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")

@@ -11,9 +11,8 @@ import pytest
 
 import faults
 from aiter_flydsl_prebuild import fitting, flydsl_cache, seed
-from aiter_flydsl_prebuild.flydsl_install import read_install
 from aiter_flydsl_prebuild.pack import Pack
-from packs import flydsl_here, forge, make_compiled, make_pack
+from packs import flydsl_here, forge, install_here, make_compiled, make_pack
 from processes import SUPPORT, run_python
 
 KERNELS = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(3)]
@@ -115,13 +114,13 @@ def test_a_pipe_and_a_device_are_no_packs(environ: dict[str, str], tmp_path: Pat
 
 def test_a_kernel_without_a_key_for_this_python(environ: dict[str, str], tmp_path: Path, monkeypatch: Any) -> None:
     """One kernel of a merged pack was built for another CPython alone."""
-    install = read_install()
-    assert install is not None
+    install = install_here()
     kernels = [make_compiled(f"k{i}", f"module {{ {i} }}", path=f"gemm_01/{i}.pkl") for i in range(2)]
     flydsl = flydsl_here(generation=flydsl_cache.CALL_KEY, identities={install.abi: [install.identity]})
     pack = Pack(str(make_pack(tmp_path / "b.fkpack", kernels, flydsl)))
-    pack.kernels[1].entries[0].paths.clear()
-    pack.kernels[1].entries[0].paths["cp27"] = "gemm_02/1.pkl"
+    (entry,) = pack.kernels[1].entries
+    abroad = pack.kernels[1]._replace(entries=(entry._replace(paths={"cp27": "gemm_02/1.pkl"}),))
+    pack.kernels = (pack.kernels[0], abroad)
     fit = fitting.fit(pack, ["gfx950"], install, flydsl_cache.NO_BITCODE)
     assert fit.kernels == 1
     assert fit.reasons == [

@@ -14,6 +14,7 @@ from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.discovery import default_cache_dir, rocm_root
 from aiter_flydsl_prebuild.errors import PrebuildError
 from aiter_flydsl_prebuild.flydsl_install import read_install
+from packs import install_here
 from processes import flydsl_environment, run_python
 
 artifact_generation = pytest.mark.skipif(
@@ -46,8 +47,7 @@ def test_generation(version: str, expected: str | None) -> None:
 
 @artifact_generation
 def test_toolchain_key_is_flydsls_own(tiny_entry: dict[str, Any]) -> None:
-    install = read_install()
-    assert install is not None
+    install = install_here()
     assert cache.toolchain_key(install, cache.NO_BITCODE) == tiny_entry["toolchain_key"]
 
 
@@ -60,8 +60,7 @@ def test_toolchain_key_follows_the_bitcode(toolchain: Any, tmp_path: Path) -> No
     script = "from flydsl.compiler.jit_function import _flydsl_key; print(_flydsl_key())"
     environment = flydsl_environment(toolchain, tmp_path, ROCM_PATH=str(rocm))
     run = run_python(["-c", script], environment)
-    install = read_install()
-    assert install is not None
+    install = install_here()
     assert cache.toolchain_key(install, cache.bitcode_digest(str(rocm))) == run.stdout.strip()
     assert cache.bitcode_digest(str(rocm)) != cache.NO_BITCODE
 

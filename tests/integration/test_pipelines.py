@@ -18,7 +18,7 @@ PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 WORKFLOWS = [*sorted(PIPELINES.glob("github/*.yml")), *sorted(ROOT.glob(".github/workflows/*.yml"))]
 
-LINTERS = {
+LINTERS: dict[str, list[str | Path]] = {
     "shellcheck": [*sorted(PIPELINES.glob("*.sh")), ROOT / "test.sh", ROOT / "quickstart.sh", ROOT / ".ci" / "run"],
     "hadolint": [PIPELINES / "Dockerfile"],
     "yamllint": ["--strict", "--config-file", ROOT / ".yamllint", PIPELINES / "github", ROOT / ".github"],

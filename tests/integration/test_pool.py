@@ -64,13 +64,13 @@ def compile_what_llvm_cannot_select(job: str) -> None:
     from flydsl._mlir import ir
     from flydsl._mlir.dialects import arith, llvm
 
-    @flyc.kernel
-    def bad_kernel(data: fx.Pointer):
+    @flyc.kernel  # type: ignore[untyped-decorator]
+    def bad_kernel(data: fx.Pointer) -> None:
         zero = arith.constant(ir.IntegerType.get_signless(16), 0)
         llvm.call_intrinsic(None, "llvm.amdgcn.s.wait.asynccnt", [zero], [], [])
 
-    @flyc.jit
-    def bad(data: fx.Pointer, stream: fx.Stream):
+    @flyc.jit  # type: ignore[untyped-decorator]
+    def bad(data: fx.Pointer, stream: fx.Stream) -> None:
         bad_kernel(data).launch(grid=(1, 1, 1), block=(64, 1, 1), stream=stream)
 
     bad(flyc.from_c_void_p(fx.Uint8, 0, assumed_align=16), fx.Stream(0))
@@ -117,6 +117,11 @@ def hang_in_two_workers(folder: str) -> None:
 def run(jobs: list[Any], function: Any, **options: Any) -> list[Outcome[Any, Any]]:
     options = {"workers": 2, "timeout": 30, "environment": ENVIRONMENT, **options}
     return run_jobs(jobs, function, **options)
+
+
+def views(outcomes: list[Outcome[Any, Any]]) -> list[dict[str, Any]]:
+    """What :func:`view` returned to each job."""
+    return [outcome.result for outcome in outcomes if outcome.result is not None]
 
 
 def alive(pid: int) -> bool:
@@ -230,18 +235,18 @@ def test_a_job_over_its_time_is_stopped_with_all_that_it_started(tmp_path: Path)
 def test_workers_start_in_exactly_the_given_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLYDSL_DEBUG_ENABLE_DEBUG_INFO", "1")
     monkeypatch.setenv("MARK", "parent")
-    first, second = run([1, 2], view, initializer=note_start)
-    assert first.result["environ"] == second.result["environ"] == ENVIRONMENT
-    assert first.result["pid"] != second.result["pid"]
+    first, second = views(run([1, 2], view, initializer=note_start))
+    assert first["environ"] == second["environ"] == ENVIRONMENT
+    assert first["pid"] != second["pid"]
     # PYTHONHASHSEED counts only when the interpreter starts.
-    assert first.result["hash"] == second.result["hash"]
-    assert first.result["started"] == ["worker"]
+    assert first["hash"] == second["hash"]
+    assert first["started"] == ["worker"]
     assert os.environ["MARK"] == "parent"
 
 
 def test_the_initializer_runs_once_in_each_worker() -> None:
     outcomes = run([1, 2, 3, 4], view, initializer=note_start, workers=1)
-    assert {tuple(outcome.result["started"]) for outcome in outcomes} == {("worker",)}
+    assert {tuple(seen["started"]) for seen in views(outcomes)} == {("worker",)}
 
 
 def test_an_initializer_that_fails_is_each_jobs_error() -> None:
@@ -252,7 +257,7 @@ def test_no_more_workers_than_jobs() -> None:
     (outcome,) = run([1], view, workers=8)
     assert outcome.ok
     outcomes = run([1, 2, 3], view, workers=2)
-    assert len({outcome.result["pid"] for outcome in outcomes}) <= 2
+    assert len({seen["pid"] for seen in views(outcomes)}) <= 2
 
 
 def test_the_main_module_does_not_run_again(tmp_path: Path) -> None:

@@ -185,7 +185,8 @@ def test_a_wrong_order_along_k_is_seen(probe: tuple[Problem, ndarray]) -> None:
 
     def runs_swapped(a: ndarray) -> ndarray:
         halves = a.reshape(len(a), -1, 2, 4, 16)  # within each 128, run c of lane group g for run g of lane group c
-        return np.ascontiguousarray(halves[:, :, :, [0, 2, 1, 3]]).reshape(a.shape)
+        swapped: ndarray = np.ascontiguousarray(halves[:, :, :, [0, 2, 1, 3]]).reshape(a.shape)
+        return swapped
 
     wrong = other(problem, x=runs_swapped(problem.x), w=runs_swapped(problem.w))
     unscaled = [E4M3[p.x] @ E4M3[p.w].T for p in (problem, wrong)]

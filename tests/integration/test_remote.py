@@ -185,7 +185,7 @@ class Elsewhere(Executor):
         self.different = different
         self.pool = ThreadPoolExecutor(1)
 
-    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
         (batch,) = arguments
         assert function is compile_batch
         assert isinstance(batch, Batch)

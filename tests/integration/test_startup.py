@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild import startup
 from aiter_flydsl_prebuild.startup import startup_files
 from packs import make_compiled, make_pack
 from processes import ROOT, prebuild, run_python
@@ -190,7 +189,7 @@ def test_the_start_file_of_python_3_15(
     (site,) = python.parent.parent.glob("lib/python*/site-packages")
     (site / "aiter_flydsl_prebuild.pth").unlink(missing_ok=True)
     with monkeypatch.context() as patch:
-        patch.setattr(startup.sys, "version_info", (3, 15, 0))
+        patch.setattr(sys, "version_info", (3, 15, 0))
         files = {Path(name).name: content for name, content in startup_files().items()}
     assert set(files) == {"aiter_flydsl_prebuild.start", "_aiter_flydsl_prebuild_startup.py"}
     for name, content in files.items():

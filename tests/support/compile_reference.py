@@ -33,7 +33,8 @@ def main() -> None:
     results = []
     for name, n, k in json.load(sys.stdin):
         started = time.perf_counter()
-        dispatch.launch(name, *operands(1, n, k))
+        y, x, x_scale, w, w_scale = operands(1, n, k)
+        dispatch.launch(name, y, x, x_scale, w, w_scale)
         seconds = time.perf_counter() - started
         new = set(cache.rglob("*.pkl")) - seen
         seen |= new

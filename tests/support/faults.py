@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -447,7 +448,7 @@ def clock(bench: Bench, short: bool) -> str:
                 left = place / f"{TEMPORARY}0.tmp"
                 left.write_bytes(b"half")
                 os.utime(left, (time.time() - age, time.time() - age))
-                report = in_child(bench.environ(folder), lambda shift=shift: start_at(shift))
+                report = in_child(bench.environ(folder), functools.partial(start_at, shift))
                 checked += 1
                 complete(report, "clock")
                 what = f"clock {shift:+.0f} s, file aged {age} s, in {place.name}"
@@ -471,7 +472,7 @@ def clock(bench: Bench, short: bool) -> str:
                 nothing_raised([fork(lambda: files.sweep(there, os.listdir(there)))])
             replace(source, target)
 
-        os.replace = late
+        os.replace = late  # type: ignore[assignment]
         report = start()
         return {**report, "swept": count // 7}
 
@@ -508,7 +509,7 @@ def deleted(bench: Bench, short: bool) -> str:
     for number in range(rounds):
         bench.fresh("deleted")
         after = 1 + number % KERNELS
-        report = in_child(bench.environ(folder), lambda after=after: start_with_accident(after))
+        report = in_child(bench.environ(folder), functools.partial(start_with_accident, after))
         complete(report, f"lost at {after}")
         clean(f"lost at {after}: {fault}" for fault in bench.faults(folder))
 

@@ -16,7 +16,7 @@ from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.builder.compiling import Compiled, CompiledEntry
 from aiter_flydsl_prebuild.builder.packing import compress, encode_pack, make_manifest, missing_kernel, write_pack
 from aiter_flydsl_prebuild.builder.tables import Shape
-from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, known_identities, read_install
+from aiter_flydsl_prebuild.flydsl_install import Install, interpreter_abi, known_identities, read_install
 from aiter_flydsl_prebuild.manifest import (
     About,
     CodeFacts,
@@ -44,11 +44,16 @@ def make_shape(n: int = 128, k: int = 256, cu_num: int = 256, **changes: Any) ->
     return ShapeFacts("mxscale_bmm", "gfx950", cu_num, n, k, "32x32", None, (), (), ())._replace(**changes)
 
 
-def closed_to_others() -> str | None:
-    """Why another user cannot see the installed FlyDSL, if so."""
+def install_here() -> Install:
+    """The installed FlyDSL."""
     install = read_install()
     assert install is not None
-    site = Path(install.root)
+    return install
+
+
+def closed_to_others() -> str | None:
+    """Why another user cannot see the installed FlyDSL, if so."""
+    site = Path(install_here().root)
     closed = [folder for folder in (site, *site.parents) if not folder.stat().st_mode & 0o001]
     return f"the installed FlyDSL is closed to other users by {closed[0]}" if closed else None
 
@@ -103,8 +108,7 @@ def make_described(name: str, text: str = "module {}", key: str | None = None, *
 
 def flydsl_here(**changes: Any) -> FlyDSL:
     """A pack's FlyDSL that is the installed one, all ABIs of it."""
-    install = read_install()
-    assert install is not None
+    install = install_here()
     generation = cache.generation(install.version)
     assert generation is not None
     values = {

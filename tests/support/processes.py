@@ -38,12 +38,13 @@ def prebuild(*arguments: str | Path, environment: dict[str, str] | None = None) 
 
 
 def start_interruptible(command: list[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a process that SIGINT ends, also where this one ignores it, as a suite that a shell runs in the background.
+    """Start a process that SIGINT and SIGHUP end, also where this one ignores them: in the background, or under nohup.
 
     A child inherits an ignored signal, and Python then sets no handler of its own.
     """
 
     def heed() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
 
     return subprocess.Popen(command, text=True, preexec_fn=heed, **options)

@@ -9,13 +9,13 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 
-@flyc.kernel
-def tiny_kernel(data: fx.Pointer, count: fx.Int32):
+@flyc.kernel  # type: ignore[untyped-decorator]
+def tiny_kernel(data: fx.Pointer, count: fx.Int32) -> None:
     fx.thread_idx.x  # noqa: B018
 
 
-@flyc.jit
-def tiny(data: fx.Pointer, count: fx.Int32, stream: fx.Stream):
+@flyc.jit  # type: ignore[untyped-decorator]
+def tiny(data: fx.Pointer, count: fx.Int32, stream: fx.Stream) -> None:
     tiny_kernel(data, count).launch(grid=(count, 1, 1), block=(64, 1, 1), stream=stream)
 
 

@@ -16,17 +16,16 @@ import pytest
 from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.binding import InstalledCode, find_package, installed_version
 from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, unpacked
-from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, read_install
+from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
 from aiter_flydsl_prebuild.manifest import to_json
 from aiter_flydsl_prebuild.pack import Pack, PackError
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.base import Options
-from packs import ABOUT, flydsl_here, forge, make_compiled, make_job, make_pack
+from packs import ABOUT, flydsl_here, forge, install_here, make_compiled, make_job, make_pack
 from processes import run_python
 from servers import START, Server, flatten
 
-INSTALL = read_install()
-assert INSTALL is not None
+INSTALL = install_here()
 FILES = ("theirs/kernels/gemm.py", "theirs/kernels/norm.py", "theirs/helpers.py")
 
 
@@ -67,7 +66,6 @@ class BoundServer(Server):
             )
             for i in range(6)
         ]
-        assert INSTALL is not None
         changes = {"identities": {INSTALL.abi: [INSTALL.identity]}} if old else {}
         packages = {"theirs": {"distribution": "their-kernels", "version": "1.0", "digest": "0" * 64}}
         flydsl = flydsl_here(generation=generation, **changes)

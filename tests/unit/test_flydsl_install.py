@@ -11,6 +11,7 @@ from aiter_flydsl_prebuild.flydsl_install import (
     read_install,
     record_digest,
 )
+from packs import install_here
 
 
 def make_install(root: Path, record: str, version: str = "0.5.0") -> None:
@@ -23,8 +24,7 @@ def make_install(root: Path, record: str, version: str = "0.5.0") -> None:
 
 def test_the_installed_flydsl_is_found_without_importing_it() -> None:
     before = set(sys.modules)
-    install = read_install()
-    assert install is not None
+    install = install_here()
     assert "flydsl" not in set(sys.modules) - before
     assert install.abi == interpreter_abi()
     assert install.identity in known_identities()[install.version][install.abi]

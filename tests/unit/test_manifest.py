@@ -134,6 +134,9 @@ def test_a_merge_does_not_choose_between_values_that_it_does_not_know(
         merge_packs(paths, tmp_path)
 
 
+NONSENSE: tuple[Any, ...] = ("\x1b[2J", -1.5, [{}], None)
+
+
 def test_a_value_of_the_wrong_type_is_refused_wherever_it_is(pack: Pack) -> None:
     """Every value in turn becomes something that it cannot be."""
     raw = to_json(pack.manifest)
@@ -142,7 +145,7 @@ def test_a_value_of_the_wrong_type_is_refused_wherever_it_is(pack: Pack) -> None
     tried = 0
     for index, one in enumerate(list(objects(raw))):
         for key in list(one):
-            for nonsense in ("\x1b[2J", -1.5, [{}], None):
+            for nonsense in NONSENSE:
                 if (nonsense is None and key in nullable) or (key == "reason" and nonsense == "\x1b[2J"):
                     continue
                 if key == "seconds" and nonsense == -1.5:

@@ -12,10 +12,10 @@ from aiter_flydsl_prebuild.builder.compiling import Compiled
 from aiter_flydsl_prebuild.builder.merging import merge_packs
 from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, missing_kernel, write_pack
 from aiter_flydsl_prebuild.errors import CheckError
-from aiter_flydsl_prebuild.flydsl_install import interpreter_abi, read_install
+from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
 from aiter_flydsl_prebuild.manifest import About, FlyDSL
 from aiter_flydsl_prebuild.pack import Pack
-from packs import ABOUT, flydsl_here, make_compiled, make_job, make_pack
+from packs import ABOUT, flydsl_here, install_here, make_compiled, make_job, make_pack
 from processes import prebuild
 
 TEXTS = [f"module {{ {index} }}" * 20 for index in range(6)]
@@ -33,8 +33,7 @@ def for_abi(abi: str, names: range, *, text: str = "") -> list[Compiled]:
 
 
 def old_flydsl(abi: str) -> FlyDSL:
-    install = read_install()
-    assert install is not None
+    install = install_here()
     identity = install.identity if abi == install.abi else "0" * 64
     return flydsl_here(generation=cache.CALL_KEY, identities={abi: [identity]})
 

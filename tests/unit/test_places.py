@@ -11,7 +11,7 @@ import pytest
 
 from aiter_flydsl_prebuild import places, seed
 from aiter_flydsl_prebuild.builder import doctor
-from aiter_flydsl_prebuild.seeding import SeedReport
+from aiter_flydsl_prebuild.report import SeedReport
 from aiter_flydsl_prebuild.stamps import prune
 from aiter_flydsl_prebuild.state import status
 from packs import closed_to_others, make_compiled, make_pack, open_to_others

@@ -15,15 +15,13 @@ from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild import seed, status
 from aiter_flydsl_prebuild.discovery import find_packs
 from aiter_flydsl_prebuild.errors import CheckError
-from aiter_flydsl_prebuild.flydsl_install import read_install
 from aiter_flydsl_prebuild.manifest import FlyDSL
 from aiter_flydsl_prebuild.pack import Pack
-from aiter_flydsl_prebuild.seeding import SeedReport
-from packs import flydsl_here, make_compiled, make_job, make_pack
+from aiter_flydsl_prebuild.report import SeedReport
+from packs import flydsl_here, install_here, make_compiled, make_job, make_pack
 from processes import prebuild
 
-INSTALL = read_install()
-assert INSTALL is not None
+INSTALL = install_here()
 KERNELS = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(6)]
 
 

@@ -16,20 +16,17 @@ import pytest
 
 from aiter_flydsl_prebuild import marker, seed, status
 from aiter_flydsl_prebuild.errors import CheckError
-from aiter_flydsl_prebuild.flydsl_install import read_install
-from packs import make_compiled, make_pack
+from packs import install_here, make_compiled, make_pack
 from processes import prebuild, run_python
 from servers import Server, flatten
 
-INSTALL = read_install()
-assert INSTALL is not None
+INSTALL = install_here()
 KERNELS = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(6)]
 EDITED = "flydsl/compiler/jit_function.py"
 
 
 def copy_flydsl(target: Path) -> Path:
     """A FlyDSL of its own below a folder; all but its sources and metadata are links."""
-    assert INSTALL is not None
     for path in INSTALL.record:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         if path.endswith(".py"):
@@ -175,8 +172,8 @@ def test_an_altered_flydsl_is_named_by_all_who_look(server: FlyDSLServer, what: 
     assert (finding["status"], line in finding["detail"]) == ("missing", True)
     build = prebuild("build", "--tokens", "1..1", environment=server.environ)
     assert (build.returncode, line in build.stderr) == (1, True), build.stderr
-    for path in (server.cache / ".aiter-flydsl-prebuild").iterdir():
-        path.unlink()
+    for stamp in (server.cache / ".aiter-flydsl-prebuild").iterdir():
+        stamp.unlink()
     assert line in server.start()["problems"][0]
 
 
@@ -200,7 +197,6 @@ def test_other_modes_leave_strict_mode_its_word_on_flydsl(server: FlyDSLServer) 
 
 
 def test_altered_libraries_are_named_where_there_is_time(server: FlyDSLServer, wheel: Path) -> None:
-    assert INSTALL is not None
     library = next(path for path in INSTALL.record if path.startswith("flydsl/_mlir/_mlir_libs/") and ".so" in path)
     changed = server.site / library
     data = changed.read_bytes()
@@ -219,7 +215,7 @@ def test_a_file_system_without_times_of_change_gets_no_marker(tmp_path: Path, mo
     real = os.stat(file)
     assert marker.unchanged(marker.state_of(str(file)))
     flat = SimpleNamespace(st_ctime_ns=10**9, st_mtime_ns=10**9, st_ino=real.st_ino, st_size=real.st_size)
-    monkeypatch.setattr(marker.os, "stat", lambda *a, **k: flat)
+    monkeypatch.setattr(os, "stat", lambda *a, **k: flat)
     with pytest.raises(marker.UncertainError):
         marker.state_of(str(file))
     assert not marker.unchanged(f"{file} {10**9} {10**9} {real.st_ino} {real.st_size}")
