@@ -31,7 +31,7 @@ def owner(parent: Path) -> tuple[subprocess.Popen[str], Path]:
 def test_a_killed_process_leaves_a_folder_to_the_next(tmp_path: Path) -> None:
     (killed, lost), (alive, kept) = owner(tmp_path), owner(tmp_path)
     killed.kill()
-    killed.wait()
+    killed.communicate()
     assert lost.is_dir()
     with scratch_folder("next", beside=tmp_path) as mine:
         assert not lost.exists()
@@ -40,7 +40,7 @@ def test_a_killed_process_leaves_a_folder_to_the_next(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [kept]
     assert not mine.exists()
     alive.kill()
-    alive.wait()
+    alive.communicate()
     assert remove_abandoned(tmp_path) == [kept]
 
 
@@ -79,5 +79,6 @@ def test_a_signal_that_ends_the_process_cleans_up(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == -signal.SIGTERM
+    process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
