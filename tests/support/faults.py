@@ -493,7 +493,7 @@ def deleted(bench: Bench, short: bool) -> str:
     folder = bench.fresh("deleted")
 
     def start_with_accident(after: int) -> dict[str, Any]:
-        create = entries.create
+        create = files.create
         count = 0
 
         def create_and_lose(path: str, pieces: files.Pieces) -> None:
@@ -503,7 +503,7 @@ def deleted(bench: Bench, short: bool) -> str:
                 shutil.rmtree(folder)
             create(path, pieces)
 
-        entries.create = create_and_lose
+        vars(entries)["create"] = create_and_lose
         return start()
 
     for number in range(rounds):

@@ -42,7 +42,7 @@ def test_what_was_there_stays_where_writing_fails(target: Path, monkeypatch: Any
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files.os, call, full)
+    monkeypatch.setattr(os, call, full)
     with pytest.raises(OSError, match="No space"):
         files.write_whole(str(target), b"after")
     assert (target.read_bytes(), alone(target)) == (b"before", True)
@@ -51,8 +51,8 @@ def test_what_was_there_stays_where_writing_fails(target: Path, monkeypatch: Any
 def test_a_call_that_takes_less_is_followed_by_others(target: Path, monkeypatch: Any) -> None:
     """As network file systems and pipes do."""
     writev, write = os.writev, os.write
-    monkeypatch.setattr(files.os, "writev", lambda descriptor, pieces: writev(descriptor, [b"".join(pieces)[:4]]))
-    monkeypatch.setattr(files.os, "write", lambda descriptor, data: write(descriptor, data[:2]))
+    monkeypatch.setattr(os, "writev", lambda descriptor, pieces: writev(descriptor, [b"".join(pieces)[:4]]))
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:2]))
     files.write_whole(str(target), b"abc", b"defghij")
     assert target.read_bytes() == b"abcdefghij"
 
@@ -61,13 +61,13 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_anew(target: Path, monkeypat
     replace = os.replace
 
     def late(source: str, name: str) -> None:
-        monkeypatch.setattr(files.os, "replace", replace)
+        monkeypatch.setattr(os, "replace", replace)
         shutil.rmtree(target.parent)
         replace(source, name)
 
-    monkeypatch.setattr(files.os, "replace", late)
+    monkeypatch.setattr(os, "replace", late)
     files.publish(str(target), b"after")
     assert (target.read_bytes(), target.parent.stat().st_mode & 0o777) == (b"after", 0o700)
-    monkeypatch.setattr(files.os, "replace", lambda source, name: late(source, name))
+    monkeypatch.setattr(os, "replace", lambda source, name: late(source, name))
     with pytest.raises(FileNotFoundError):
         files.write_whole(str(target), b"lost")
