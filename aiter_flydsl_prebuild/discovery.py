@@ -196,8 +196,12 @@ def locate_flydsl(search: list[str] | None = None) -> tuple[str, str] | None:
 
 def flydsl_metadata(folder: str) -> list[str]:
     """Paths of FlyDSL's dist-info folders in a folder: one, unless something went wrong with an update."""
-    names = [name for name in listed(folder) if name.startswith("flydsl-") and name.endswith(".dist-info")]
-    return [os.path.join(folder, name) for name in names]
+    try:
+        # Not listed(): a folder of packages has hundreds of names, and sorting them costs as much as reading them.
+        names = [name for name in os.listdir(folder) if name.startswith("flydsl-") and name.endswith(".dist-info")]
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in sorted(names)]
 
 
 ROOT_VARIABLES = ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME")

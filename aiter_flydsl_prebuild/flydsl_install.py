@@ -133,7 +133,8 @@ def checked(install: Install, scope: Literal["keyed", "sources", "all"] = "sourc
         known = states([*folders, *(os.path.join(install.root, path) for path in wanted)])
     except (OSError, UncertainError):
         known = None
-    found = [path for path in wanted if not _as_recorded(install, path)]
+    buffer = memoryview(bytearray(1 << 18))
+    found = [path for path in wanted if not _as_recorded(install, path, buffer)]
     for folder in folders:
         below = os.path.relpath(folder, install.root)
         names = (f"{below}/{name}" for name in os.listdir(folder) if name.endswith(".py"))
@@ -151,12 +152,13 @@ def _folders(folder: str) -> list[str]:
     return [path for path, _, _ in os.walk(folder) if os.path.basename(path) != "__pycache__"]
 
 
-def _as_recorded(install: Install, path: str) -> bool:
+def _as_recorded(install: Install, path: str, buffer: memoryview) -> bool:
     digest = hashlib.sha256()
     try:
-        with open(os.path.join(install.root, path), "rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
+        # One buffer for all: a new one for each file costs more than its sha256.
+        with open(os.path.join(install.root, path), "rb", buffering=0) as file:
+            while size := file.readinto(buffer):
+                digest.update(buffer[:size])
     except OSError:
         return False
     return digest.hexdigest() == install.record[path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 TYPE_CHECKING = False
@@ -102,9 +103,9 @@ def covered(packs: list[PackReport]) -> str:
 
 def announce(report: SeedReport) -> None:
     """In strict mode, log where it ends, as information: a call outside of what the packs were built for will raise."""
-    if report.mode == "strict" and report.kernels:
-        import logging
-
+    # Where nobody has loaded it, nobody has asked for information, and loading it takes longer than all of a start.
+    logging = sys.modules.get("logging")
+    if logging is not None and report.mode == "strict" and report.kernels:
         built_for = covered([pack for pack in report.packs if pack.kernels]) or "the packs do not say for which tokens"
         logging.getLogger("aiter_flydsl_prebuild").info(
             "aiter-flydsl-prebuild: strict: %d kernels in place, any other call of FlyDSL will raise (%s)",

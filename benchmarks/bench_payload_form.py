@@ -25,7 +25,7 @@ import kernels
 from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.builder.toolchain import find_toolchain, scrubbed_environment
 
-TESTS = Path(__file__).parent.parent / "tests"
+TESTS = Path(__file__).parent.parent / "tests" / "support"
 ENTRIES = (1, 723)
 FORMS = ("ir_text", "ir_zlib")
 

@@ -17,8 +17,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+import venv
 from pathlib import Path
 
 import kernels
@@ -43,11 +45,14 @@ COPY = (
 class Case:
     """A script, what it must find loaded or gone, and what was measured of it and of its whole process."""
 
-    def __init__(self, name: str, script: str, *, before: str = "", fresh: bool = False, gpu: bool = True) -> None:
+    def __init__(
+        self, name: str, script: str, *, before: str = "", fresh: bool = False, gpu: bool = True, mode: str = "on"
+    ) -> None:
         self.name = name
         self.script = before + BEGIN + script + END
         self.fresh = fresh
         self.gpu = gpu
+        self.variables = {"AITER_FLYDSL_PREBUILD": mode}
         self.seconds: list[float] = []
         self.cpu: list[float] = []
         self.process: list[float] = []
@@ -64,6 +69,7 @@ def main() -> int:
     passing = Case("python -c pass", "pass")
     importing = Case("import aiter_flydsl_prebuild", "import aiter_flydsl_prebuild")
     second = Case(f"second start, {count} kernels", SEED)
+    strict = Case("the same in strict mode", SEED, mode="strict")
     full = Case("second start, with any option (the long way)", "import aiter_flydsl_prebuild.seeding as s; s.seed()")
     loaded = Case(
         "the same in a process that has json, re, ...",
@@ -75,7 +81,7 @@ def main() -> int:
     copy = Case(f"plain copy of {count} files", COPY, fresh=True)
     first = Case(f"first seeding of {count} kernels", SEED, fresh=True)
     warm = Case("the same in a process that has json, re, ...", SEED, before=LOADED, fresh=True)
-    cases = [passing, importing, second, full, loaded, no_gpu, in_place, copy, first, warm]
+    cases = [passing, importing, second, strict, full, loaded, no_gpu, in_place, copy, first, warm]
 
     with tempfile.TemporaryDirectory(prefix="bench-seed-", dir=options.folder) as folder:
         root = Path(folder)
@@ -83,17 +89,20 @@ def main() -> int:
         # As installed: with byte code, and what others do to the source tree meanwhile does not show.
         shutil.copytree(ROOT / "aiter_flydsl_prebuild", root / "site" / "aiter_flydsl_prebuild")
         compileall.compile_dir(root / "site", quiet=2)
+        # An editable install in this environment would load pathlib, re and more into every process before it measures.
+        venv.create(root / "venv")
+        python = str(root / "venv" / "bin" / "python")
         ours = ("FLYDSL_", "AITER_", "PYTHON")
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
-            "PYTHONPATH": str(root / "site"),
+            "PYTHONPATH": os.pathsep.join([str(root / "site"), sysconfig.get_path("purelib")]),
             "HOME": str(root / "home"),
             "AITER_FLYDSL_PREBUILD_PACKS": str(pack),
             "ROCM_PATH": str(root / "rocm"),
         }
         (root / "home").mkdir()
         with_gpu = {**environ, "AITER_FLYDSL_PREBUILD_ARCH": "gfx950"}
-        run(SEED, with_gpu)
+        run(python, SEED, {**with_gpu, "AITER_FLYDSL_PREBUILD": "strict"})
         seeded = root / "home" / ".flydsl" / "cache"
         files = list(seeded.rglob("*.pkl"))
         size = sum(path.stat().st_size for path in files)
@@ -108,7 +117,7 @@ def main() -> int:
                     source = {"FLYDSL_RUNTIME_CACHE_DIR": str(fresh), "BENCH_SOURCE": str(root / "source")}
                     environment = {**environment, **source}
                 begun = time.perf_counter()
-                wall, cpu = map(float, run(case.script, environment).split())
+                wall, cpu = map(float, run(python, case.script, {**environment, **case.variables}).split())
                 case.process.append(time.perf_counter() - begun)
                 case.seconds.append(wall)
                 case.cpu.append(cpu)
@@ -144,11 +153,9 @@ def ratio_of_medians(one: Case, other: Case) -> float:
     return statistics.median(one.seconds) / statistics.median(other.seconds)
 
 
-def run(script: str, environ: dict[str, str]) -> str:
+def run(python: str, script: str, environ: dict[str, str]) -> str:
     """The last line that a fresh process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True, cwd="/"
-    )
+    done = subprocess.run([python, "-c", script], env=environ, capture_output=True, text=True, check=True, cwd="/")
     return (done.stdout.splitlines() or [""])[-1]
 
 

@@ -177,6 +177,17 @@ def test_an_altered_flydsl_is_named_by_all_who_look(server: FlyDSLServer, what: 
     assert line in server.start()["problems"][0]
 
 
+def test_a_strict_second_start_does_not_load_logging(server: FlyDSLServer) -> None:
+    """It takes longer than the whole start; who has loaded it gets the line that says where strict mode ends."""
+    server.strict()
+    server.environ["AITER_FLYDSL_PREBUILD"] = "strict"
+    start = "import sys, aiter_flydsl_prebuild as p; p.seed()"
+    quiet = run_python(["-c", f"{start}; print('logging' in sys.modules)"], server.environ)
+    assert quiet.stdout == "False\n", quiet.stderr
+    loud = run_python(["-c", f"import logging; logging.basicConfig(level=logging.INFO); {start}"], server.environ)
+    assert "6 kernels in place, any other call of FlyDSL will raise" in loud.stderr
+
+
 def test_sources_outside_the_keys_are_an_error_in_strict_mode_alone(server: FlyDSLServer) -> None:
     server.strict()
     with (server.site / "flydsl" / "_mlir" / "ir.py").open("a") as file:
