@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Runs the checks and the tests in an environment of their own. Needs Python 3.10+ with venv, and PyPI.
 #
+#   bash test.sh                       all, with coverage
+#   bash test.sh -m "not slow"         what takes less than two seconds
 #   bash test.sh [PYTEST ARGUMENTS]
 #
 # With AITER_SOURCE (an AITER checkout) a second environment has the FlyDSL that this AITER pins and all that it imports: AITER_PYTHON,
@@ -30,5 +32,8 @@ fi
 "$venv/bin/ruff" format --check .
 "$venv/bin/ruff" check .
 "$venv/bin/mypy"
-# One process for each core; the tests of a file stay together, since they share what they built.
-exec "$venv/bin/python" -m pytest --numprocesses auto --dist loadfile "$@"
+# Coverage has its floor in pyproject.toml, which only the whole suite reaches.
+[ $# -gt 0 ] || set -- --cov --cov-report=term
+# One process for each core; the tests of a file stay together, since they share what they built. Files in their order: those of
+# seconds come last, so that no process ends long before the other.
+exec "$venv/bin/python" -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "$@"

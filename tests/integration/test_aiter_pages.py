@@ -14,6 +14,8 @@ import pytest
 import aiter_checkout
 from processes import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif("AITER_SOURCE" not in os.environ, reason="AITER_SOURCE does not name an AITER checkout")
 def test_aiters_maintainers_get_their_wheel(tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def test_no_aiter(tmp_path: Path) -> None:
     assert "AITER is not installed" in found["error"]
 
 
+@pytest.mark.slow
 def test_the_plan_has_the_heuristic_and_says_what_it_leaves_out() -> None:
     plan = run("plan", "--source", "aiter", "--tokens", "1..128")
     assert plan["rule"] == "newest"
@@ -220,6 +221,7 @@ def unusual_rows(folder: Path) -> Path:
     return mine
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_built_are_skipped_by_name(tmp_path: Path) -> None:
     """One row does not stop the others: plan, build and manifest name it, and the numbers are of what is built."""
     variables = {PER_TOKEN: str(unusual_rows(tmp_path))}
@@ -246,6 +248,7 @@ def test_rows_that_cannot_be_built_are_skipped_by_name(tmp_path: Path) -> None:
     assert "\n2 distinct kernels" in said
 
 
+@pytest.mark.slow
 def test_what_this_aiter_decodes_is_built_whatever_is_known_of_its_name(tmp_path: Path) -> None:
     shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
     module = tmp_path / "copy" / "aiter" / "ops" / "gemm_op_a8w8.py"
@@ -257,6 +260,7 @@ def test_what_this_aiter_decodes_is_built_whatever_is_known_of_its_name(tmp_path
     assert (plan["distinct_kernels"], plan["left_out"], plan["undecodable"]) == (4, [], [FIVE_PARTS])
 
 
+@pytest.mark.slow
 def test_everything_that_aiter_imports_and_lacks_is_one_list(tmp_path: Path) -> None:
     """The import stops at the first of them, and FlyDSL is not blamed."""
     shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
@@ -276,6 +280,7 @@ def test_everything_that_aiter_imports_and_lacks_is_one_list(tmp_path: Path) -> 
     assert [imports["status"], imports["detail"], f"  {imports['advice']}"] == ["missing", *lines]
 
 
+@pytest.mark.slow
 def test_the_flydsl_that_aiter_pins_is_named(tmp_path: Path) -> None:
     shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
     (tmp_path / "copy" / "setup.py").write_text('FLYDSL_VERSION = "flydsl==0.0.7"\n')
@@ -289,6 +294,7 @@ def test_the_flydsl_that_aiter_pins_is_named(tmp_path: Path) -> None:
     assert reasons["mxscale_bmm"].endswith(f"it is {metadata.version('flydsl')}, and this AITER pins flydsl==0.0.7")
 
 
+@pytest.mark.slow
 def test_the_doctor_examines_aiter(tmp_path: Path) -> None:
     findings = {one["name"]: one for one in run("doctor", "--source", "aiter")["findings"]}
     assert str(STANDIN / "aiter") in findings["AITER"]["detail"]
@@ -302,6 +308,7 @@ def test_the_doctor_examines_aiter(tmp_path: Path) -> None:
         assert ("AITER", "missing") in [(one["name"], one["status"]) for one in found]
 
 
+@pytest.mark.slow
 def test_what_a_layer_gets_that_no_table_has() -> None:
     """The heuristic's kernels, beside a table's where a table has some of the token counts."""
     arguments = ("--source", "aiter", "--tokens", "1..128", "--shape", "640,5120,128x128", "--shape", "512,5120,32x32")
@@ -326,12 +333,14 @@ def test_what_a_layer_gets_that_no_table_has() -> None:
     assert (entry["kernels"], entry["uncovered"]) == ([], [[1, 8]])
 
 
+@pytest.mark.slow
 def test_kinds_choose_tables_and_shapes() -> None:
     plan = run("plan", "--source", "aiter", "--tokens", "1..8", "--kinds", "a8w8_bpreshuffle")
     assert {shape["op"] for shape in plan["shapes"]} == {"a8w8_bpreshuffle"}
     assert plan["left_out"] == []
 
 
+@pytest.mark.slow
 def test_a_flydsl_that_is_too_old_leaves_the_family_out(tmp_path: Path) -> None:
     shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
     module = tmp_path / "copy" / "aiter" / "ops" / "flydsl" / "batched_gemm_a8w8_gfx950.py"
@@ -346,6 +355,7 @@ def test_a_flydsl_that_is_too_old_leaves_the_family_out(tmp_path: Path) -> None:
     assert any("skipped: mxscale_bmm" in problem for problem in found["problems"])
 
 
+@pytest.mark.slow
 def test_the_proof_goes_through_the_ops(built: tuple[Path, Any], tmp_path: Path) -> None:
     wheel, result = built
     proof = result["proof"]
@@ -365,6 +375,7 @@ def test_the_proof_goes_through_the_ops(built: tuple[Path, Any], tmp_path: Path)
     assert len(kernels["flydsl_bmm_mxfp8_mfma_t16x32x256_w1x1_nb4_sk1", 512, "32x32"]["entries"]) == 1
 
 
+@pytest.mark.slow
 def test_the_manifest_says_which_aiter(built: tuple[Path, Any], tmp_path: Path) -> None:
     manifest = manifest_of(built[0], tmp_path)
     assert manifest["source"]["name"] == "aiter"
@@ -374,6 +385,7 @@ def test_the_manifest_says_which_aiter(built: tuple[Path, Any], tmp_path: Path) 
     assert manifest["plan"]["rule"] == "newest"
 
 
+@pytest.mark.slow
 def test_it_holds_in_another_process_and_compiles_without_the_wheel(built: tuple[Path, Any]) -> None:
     assert run("verify", built[0])["ok"]
     cold = run("verify", built[0], "--cold")
@@ -381,6 +393,7 @@ def test_it_holds_in_another_process_and_compiles_without_the_wheel(built: tuple
     assert cold["compiled"] > 0
 
 
+@pytest.mark.slow
 def test_other_kinds_go_through_aiters_own_jobs(tmp_path: Path) -> None:
     arguments = ("--source", "aiter", "--tokens", "1..8", "--kinds", "moe", "nothing")
     plan = run("plan", *arguments)
@@ -393,6 +406,7 @@ def test_other_kinds_go_through_aiters_own_jobs(tmp_path: Path) -> None:
     assert {kernel["op"] for kernel in manifest_of(Path(result["wheel"]), tmp_path)["kernels"]} == {"moe"}
 
 
+@pytest.mark.slow
 def test_another_aiter_is_said(built: tuple[Path, Any], tmp_path: Path) -> None:
     shutil.copytree(STANDIN, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__", "build"))
     with (tmp_path / "copy" / "aiter" / "ops" / "flydsl" / "kernels.py").open("a") as file:
@@ -488,6 +502,7 @@ print(chip_info.get_cu_num(), monitor.compiled, monitor.found, len(calls))
 """
 
 
+@pytest.mark.slow
 def test_a_server_is_warmed_without_standins(built: tuple[Path, Any], toolchain: Any, tmp_path: Path) -> None:
     (pack,) = open_subject(built[0], tmp_path).packs
     version = tmp_path / "rocm" / ".info" / "version"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from processes import ROOT, run_python
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_way_to_build_in_short() -> None:

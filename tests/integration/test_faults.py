@@ -18,6 +18,7 @@ from processes import SUPPORT, run_python
 KERNELS = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", faults.SCENARIOS)
 def test_short(scenario: str) -> None:
     run = run_python([str(SUPPORT / "faults.py"), "--short", scenario], dict(os.environ))

@@ -19,6 +19,7 @@ from aiter_flydsl_prebuild.builder.tables import read_tables
 from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
 from aiter_flydsl_prebuild.sources.base import jobs_of
 from aiter_flydsl_prebuild.sources.reference.source import table_path
+from packs import flydsl_here, make_compiled, make_pack, pack_in
 from processes import ROOT, SUPPORT, prebuild
 
 PYPROJECT = """\
@@ -74,14 +75,13 @@ def loader_requirements(wheel: Path) -> list[str]:
 
 @pytest.fixture
 def pack(wheel: Path, tmp_path: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith(".fkpack"))
-        return Path(archive.extract(name, tmp_path / "packs"))
+    return pack_in(wheel, tmp_path / "packs")
 
 
-def test_kernels_are_built_into_the_projects_own_wheel(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_kernels_are_built_into_the_projects_own_wheel(with_kernels: dict[str, str], tmp_path: Path) -> None:
     project = make_project(tmp_path, TABLE + 'tokens = "1..4"\n')
-    run = pip_wheel(project, "--no-build-isolation")
+    run = pip_wheel(project, "--no-build-isolation", environment=with_kernels)
     assert run.returncode == 0, run.stdout + run.stderr
     wheel, names = names_in(project)
     assert sum(name.startswith("their_server/flydsl_kernels/gfx950-flydsl") for name in names) == 1
@@ -92,6 +92,7 @@ def test_kernels_are_built_into_the_projects_own_wheel(tmp_path: Path) -> None:
     assert json.loads(run_verify.stdout)["kernels"] == len(jobs_of("reference", reach, "gfx950"))
 
 
+@pytest.mark.slow
 def test_what_one_project_compiled_another_takes_out_of_the_store(tmp_path: Path) -> None:
     environment = {**os.environ, "AITER_FLYDSL_PREBUILD_STORE": str(tmp_path / "store")}
     wheels = []
@@ -106,9 +107,10 @@ def test_what_one_project_compiled_another_takes_out_of_the_store(tmp_path: Path
     assert wheels[0] == wheels[1]
 
 
-def test_the_projects_gates_stop_its_wheel(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_projects_gates_stop_its_wheel(with_kernels: dict[str, str], tmp_path: Path) -> None:
     project = make_project(tmp_path, TABLE + 'tokens = "1..1"\nmax-size = "1kB"\nrequire-coverage = "1..4"\n')
-    run = pip_wheel(project, "--no-build-isolation")
+    run = pip_wheel(project, "--no-build-isolation", environment=with_kernels)
     assert run.returncode != 0
     assert "the gates are not passed (2):" in run.stdout + run.stderr
     assert "coverage: the kernels were built for tokens 1..1, not for 2..4" in run.stdout + run.stderr
@@ -131,20 +133,17 @@ def test_the_hook_can_be_switched_off(tmp_path: Path, how: str) -> None:
     assert not any("flydsl" in name for name in names_in(project)[1])
 
 
-def test_a_finished_pack_in_an_isolated_build(tmp_path: Path, pack: Path) -> None:
-    links = tmp_path / "links"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(links), str(ROOT)],
-        check=True,
-    )
+@pytest.mark.slow
+def test_a_finished_pack_in_an_isolated_build(tmp_path: Path, pack: Path, project_wheel: Path) -> None:
     project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
-    run = pip_wheel(project, environment={**os.environ, "PIP_FIND_LINKS": str(links)})
+    run = pip_wheel(project, environment={**os.environ, "PIP_FIND_LINKS": str(project_wheel.parent)})
     assert run.returncode == 0, run.stdout + run.stderr
     wheel, names = names_in(project)
     assert f"their_server/flydsl_kernels/{pack.name}" in names
     assert wheel.name.endswith("-py3-none-any.whl" if "cp" not in pack.name else f"-{interpreter_abi()}-none-any.whl")
 
 
+@pytest.mark.slow
 def test_this_project_can_carry_kernels_itself(tmp_path: Path, pack: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
@@ -161,6 +160,7 @@ def test_this_project_can_carry_kernels_itself(tmp_path: Path, pack: Path) -> No
     assert prebuild("verify", wheel).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_wheel_of_kernels_may_be_named_in_place_of_a_pack(tmp_path: Path, wheel: Path, pack: Path) -> None:
     project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(wheel))}\n")
     run = pip_wheel(project, "--no-build-isolation")
@@ -168,9 +168,8 @@ def test_a_wheel_of_kernels_may_be_named_in_place_of_a_pack(tmp_path: Path, whee
     assert f"their_server/flydsl_kernels/{pack.name}" in names_in(project)[1]
 
 
+@pytest.mark.slow
 def test_kernels_of_one_abi_tag_the_wheel(tmp_path: Path) -> None:
-    from packs import flydsl_here, make_compiled, make_pack
-
     one_abi = flydsl_here(generation="call-key", identities={interpreter_abi(): ["0" * 64]})
     pack = make_pack(tmp_path / "a.fkpack", [make_compiled(path="gemm_0/0.pkl")], one_abi)
     project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
@@ -209,6 +208,7 @@ def test_a_requirement_that_begins_alike_is_not_the_loader(tmp_path: Path, pack:
     ]
 
 
+@pytest.mark.slow
 def test_kernels_of_a_source_in_the_project_itself(tmp_path: Path) -> None:
     project = make_project(tmp_path, TABLE + 'tokens = "1..1"\nsource = "their_server.kernels:Own"\n')
     (project / "their_server" / "kernels.py").write_text(
@@ -222,6 +222,7 @@ def test_kernels_of_a_source_in_the_project_itself(tmp_path: Path) -> None:
     assert prebuild("verify", wheel, "--source", "their_server.kernels:Own").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_second_build_leaves_no_old_pack(tmp_path: Path, pack: Path) -> None:
     project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\n")
     assert pip_wheel(project, "--no-build-isolation").returncode == 0
@@ -237,8 +238,6 @@ def test_a_second_build_leaves_no_old_pack(tmp_path: Path, pack: Path) -> None:
 
 def bound_pack(root: Path, files: dict[str, Path], version: str) -> Path:
     """A pack of two kernels, of which one is bound to these files (path in the pack, file here)."""
-    from packs import make_compiled, make_pack
-
     bound = tuple((path, hashlib.sha256(file.read_bytes()).hexdigest()) for path, file in files.items())
     packages = {
         path.split("/")[0]: {"distribution": "their-server", "version": version, "digest": "0" * 64} for path in files
@@ -253,6 +252,7 @@ def bound_pack(root: Path, files: dict[str, Path], version: str) -> Path:
 TOOL = hashlib.sha256(Path(json.__file__).with_name("tool.py").read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["flat", "src"])
 def test_a_pack_of_other_code_than_the_projects_stops_the_build(tmp_path: Path, layout: str) -> None:
     project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(tmp_path / 'k.fkpack'))}\n")
@@ -279,6 +279,7 @@ def test_a_pack_of_other_code_than_the_projects_stops_the_build(tmp_path: Path, 
     assert not list(project.rglob("*.whl"))
 
 
+@pytest.mark.slow
 def test_a_pack_of_other_code_than_what_is_installed_stops_the_build(tmp_path: Path) -> None:
     site = tmp_path / "site" / "theirs"
     site.mkdir(parents=True)
@@ -322,6 +323,7 @@ def bills_in(project: Path) -> int:
     return sum("/sboms/" in name for name in names_in(project)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["another package", "cannot be built", "switched off"])
 def test_packs_of_an_earlier_build_do_not_come_back_from_another_place(tmp_path: Path, pack: Path, how: str) -> None:
     project = two_packages(tmp_path, pack)
@@ -337,6 +339,7 @@ def test_packs_of_an_earlier_build_do_not_come_back_from_another_place(tmp_path:
     assert removed in run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_a_pack_among_the_projects_own_files_stays(tmp_path: Path, pack: Path) -> None:
     project = two_packages(tmp_path, pack)
     (project / "their_server" / "flydsl_kernels").mkdir()
@@ -347,6 +350,7 @@ def test_a_pack_among_the_projects_own_files_stays(tmp_path: Path, pack: Path) -
     assert packs_in(project) == [f"other/flydsl_kernels/{pack.name}", "their_server/flydsl_kernels/own.fkpack"]
 
 
+@pytest.mark.slow
 def test_without_the_table_a_clean_build_has_no_kernels(tmp_path: Path, pack: Path) -> None:
     """As docs/hook.md says: the hook does nothing without its table, so the build folder has to go."""
     project = two_packages(tmp_path, pack)
@@ -356,13 +360,15 @@ def test_without_the_table_a_clean_build_has_no_kernels(tmp_path: Path, pack: Pa
     assert packs_in(project) == []
 
 
-def build_editable(project: Path) -> None:
-    script = "import setuptools.build_meta as b; print(b.build_editable('dist'))"
+def build(project: Path, what: str) -> None:
+    """Ask setuptools for an editable wheel or an sdist, without pip."""
+    script = f"import setuptools.build_meta as b; print(b.build_{what}('dist'))"
     (project / "dist").mkdir(exist_ok=True)
     run = subprocess.run([sys.executable, "-c", script], cwd=project, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_an_editable_install_removes_its_own_packs_and_no_others(tmp_path: Path, pack: Path) -> None:
     project = two_packages(tmp_path, pack)
     folder = project / "their_server" / "flydsl_kernels"
@@ -372,13 +378,14 @@ def test_an_editable_install_removes_its_own_packs_and_no_others(tmp_path: Path,
     shutil.copy(pack, second)
     for path in (pack, second, folder / "own.fkpack"):
         set_table(project, TABLE + f"pack = {json.dumps(str(path))}\neditable = true\n")
-        build_editable(project)
+        build(project, "editable")
         assert {one.name for one in folder.glob("*.fkpack")} == {"own.fkpack", path.name}
     set_table(project, TABLE + "editable = true\nenabled = false\n")
-    build_editable(project)
+    build(project, "editable")
     assert [one.name for one in folder.glob("*.fkpack")] == ["own.fkpack"]
 
 
+@pytest.mark.slow
 def test_the_gates_and_the_report_go_with_a_finished_pack(tmp_path: Path, pack: Path) -> None:
     table = TABLE + f"pack = {json.dumps(str(pack))}\nreport = 'report'\n"
     project = make_project(tmp_path, table + 'known-bad = ["flydsl==0.5.0"]\nmax-size = "1kB"\n')
@@ -392,6 +399,7 @@ def test_the_gates_and_the_report_go_with_a_finished_pack(tmp_path: Path, pack: 
     assert (project / "report" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_what_the_command_line_can_do_the_hook_can(tmp_path: Path) -> None:
     """A build that goes on without a kernel that fails, with its own workers, rule and time limit, and a report."""
     table = 'tokens = "1..1"\nsource = "sources_for_tests:Raises"\nreport = "report"\nworkers = 1\ntimeout = 60\n'
@@ -490,19 +498,13 @@ def test_optional_builds_without_kernels(tmp_path: Path) -> None:
 
 def test_an_editable_install_compiles_nothing(tmp_path: Path) -> None:
     project = make_project(tmp_path, TABLE)
-    script = "import setuptools.build_meta as b; print(b.build_editable('dist'))"
-    (project / "dist").mkdir()
-    run = subprocess.run([sys.executable, "-c", script], cwd=project, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
+    build(project, "editable")
     assert not list(project.rglob("*.fkpack"))
 
 
 def test_an_editable_install_gets_kernels_where_asked(tmp_path: Path, pack: Path) -> None:
     project = make_project(tmp_path, TABLE + f"pack = {json.dumps(str(pack))}\neditable = true\n")
-    script = "import setuptools.build_meta as b; print(b.build_editable('dist'))"
-    (project / "dist").mkdir()
-    run = subprocess.run([sys.executable, "-c", script], cwd=project, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
+    build(project, "editable")
     assert (project / "their_server" / "flydsl_kernels" / pack.name).exists()
 
 
@@ -510,10 +512,7 @@ def test_an_sdist_has_a_finished_pack_and_no_other_kernels(tmp_path: Path, pack:
     project = make_project(tmp_path, TABLE + 'pack = "packs/k.fkpack"\n')
     (project / "packs").mkdir()
     shutil.copy(pack, project / "packs" / "k.fkpack")
-    script = "import setuptools.build_meta as b; print(b.build_sdist('dist'))"
-    (project / "dist").mkdir()
-    run = subprocess.run([sys.executable, "-c", script], cwd=project, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
+    build(project, "sdist")
     with tarfile.open(next((project / "dist").iterdir())) as archive:
         assert [n for n in archive.getnames() if n.endswith(".fkpack")] == ["their_server-1.0/packs/k.fkpack"]
         archive.extractall(tmp_path / "unpacked", filter="data")

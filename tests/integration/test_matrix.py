@@ -23,6 +23,8 @@ from aiter_flydsl_prebuild.builder.toolchain import Toolchain
 from packs import open_to_others
 from processes import ARCH, ROOT, SUPPORT, flydsl_environment, run_python
 
+pytestmark = pytest.mark.slow
+
 VERSIONS = ("0.3.1", "0.3.4.1", "0.4.2", "0.5.0")
 REFERENCE_VERSIONS = VERSIONS[1:]
 """0.3.1 cannot compile the reference kernels."""
@@ -234,7 +236,7 @@ def prebuild(python: Path, environment: dict[str, str], *arguments: str) -> dict
 
 def round_trip(python: Path, environment: dict[str, str], out: Path, *selection: str) -> None:
     """Build and prove a wheel, and compile what is in it once more without it."""
-    built = prebuild(python, environment, "build", "--arch", ARCH, "--out", str(out), *selection)
+    built = prebuild(python, environment, "build", "--arch", ARCH, "--workers", "1", "--out", str(out), *selection)
     assert built["proof"]["compiled"] == 0 < built["kernels"]
     assert not built["failed"]
     cold = prebuild(python, environment, "verify", built["wheel"], "--cold")

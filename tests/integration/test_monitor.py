@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from processes import SUPPORT, flydsl_environment, run_python
 
 SCRIPT = """
@@ -22,6 +24,7 @@ print(monitor.found, monitor.compiled)
 """
 
 
+@pytest.mark.slow
 def test_compiles_and_hits_are_counted_and_logged(toolchain: Any, tmp_path: Path) -> None:
     log = tmp_path / "compiles.jsonl"
     environment = flydsl_environment(toolchain, tmp_path / "cache", AITER_FLYDSL_PREBUILD_LOG=str(log))

@@ -46,6 +46,7 @@ def script(name: str, *arguments: str, **variables: str) -> subprocess.Completed
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_sharded_build_and_its_check(tmp_path: Path) -> None:
     out, store, summary = tmp_path / "dist", tmp_path / "store", tmp_path / "summary.md"
     built = script("sharded.sh", "2", "--tokens", "1..1", "--store", str(store), OUT=str(out))

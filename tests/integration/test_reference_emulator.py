@@ -39,6 +39,8 @@ from aiter_flydsl_prebuild.execution.memory import Memory  # noqa: E402
 from aiter_flydsl_prebuild.execution.program import Program  # noqa: E402
 from bench import emulator  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from numpy import ndarray
 

@@ -138,6 +138,7 @@ JOBS: list[Job] = [
 ]
 
 
+@pytest.mark.slow
 @needs_flydsl
 def test_every_configuration_and_shape_is_a_kernel_of_its_own(toolchain: Toolchain, tmp_path: Path) -> None:
     cold = compile_jobs(JOBS, toolchain, tmp_path)
@@ -154,6 +155,7 @@ def test_every_configuration_and_shape_is_a_kernel_of_its_own(toolchain: Toolcha
     assert {result["entry"] for result in json.loads(warm.stdout)} == {""}
 
 
+@pytest.mark.slow
 @needs_flydsl
 def test_another_configuration_misses(toolchain: Toolchain, tmp_path: Path) -> None:
     assert compile_jobs(JOBS[:1], toolchain, tmp_path).returncode == 0

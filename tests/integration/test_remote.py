@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -31,15 +31,16 @@ from aiter_flydsl_prebuild.builder.toolchain import find_toolchain
 from aiter_flydsl_prebuild.errors import CheckError
 from aiter_flydsl_prebuild.sources import load_source
 from packs import make_job
-from processes import prebuild
+from processes import prebuild, wait_until
 
 REQUEST = BuildRequest("reference", "gfx950", (1, 1), store="off")
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(built_reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pack that this machine's own workers make."""
-    return build_pack(REQUEST, tmp_path_factory.mktemp("here"), Progress).path
+    request = replace(REQUEST, store=str(built_reference / "store"))
+    return build_pack(request, tmp_path_factory.mktemp("here"), Progress).path
 
 
 @contextmanager
@@ -64,6 +65,7 @@ def test_batches_take_about_as_long_as_each_other() -> None:
     assert list(batches([], [], 16)) == []
 
 
+@pytest.mark.slow
 def test_threads(here: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as executor:
         built = build_pack(REQUEST, tmp_path, Progress, executor)
@@ -71,6 +73,7 @@ def test_threads(here: Path, tmp_path: Path) -> None:
     assert built.path.read_bytes() == here.read_bytes()
 
 
+@pytest.mark.slow
 def test_processes_of_which_one_is_killed(here: Path, tmp_path: Path) -> None:
     """The pool breaks, which nobody can mend: every kernel that it lost is named, and the store has the others."""
     store = tmp_path / "store"
@@ -92,6 +95,7 @@ def kill_when(executor: Any, store: Path) -> None:
     os.kill(next(iter(executor._processes)), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_dask_and_a_worker_that_is_killed(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -104,7 +108,7 @@ def test_dask_and_a_worker_that_is_killed(here: Path, tmp_path: Path, monkeypatc
                 time.sleep(0.05)
             os.kill(cluster.workers[0].pid, signal.SIGKILL)
             # Its batch loses its parent, and takes its folders away.
-            wait_until(lambda: len(list(temporary.glob("afp-batch-*"))) <= 1)
+            assert wait_until(lambda: len(list(temporary.glob("afp-batch-*"))) <= 1)
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -122,20 +126,15 @@ def test_dask_and_a_worker_that_is_killed(here: Path, tmp_path: Path, monkeypatc
         assert list(temporary.glob("afp-*")) == []
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_worker_that_is_killed_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in the middle of its batch; then the batch's own process is killed as well, as by a power cut."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     for both in (False, True):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
             future = executor.submit(compile_batch, batch_here())
-            wait_until(lambda: bool(list(tmp_path.glob("afp-batch-*/afp-jobs-*")) or list(tmp_path.glob("afp-jobs-*"))))
+            assert wait_until(
+                lambda: bool(list(tmp_path.glob("afp-batch-*/afp-jobs-*")) or list(tmp_path.glob("afp-jobs-*")))
+            )
             (worker,) = executor._processes
             (batch,) = children(worker)
             if both:
@@ -146,10 +145,11 @@ def test_a_worker_that_is_killed_leaves_no_folder(tmp_path: Path, monkeypatch: p
                 os.kill(worker, signal.SIGKILL)
             with pytest.raises(BrokenProcessPool):
                 future.result(timeout=30)
-        wait_until(functools.partial(is_dead, batch))
+        assert wait_until(functools.partial(is_dead, batch))
         assert bool(list(tmp_path.glob("afp-*"))) == both
-    assert remove_abandoned(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    # The batch's own workers hold their folders until they see that it is gone.
+    assert wait_until(lambda: bool(remove_abandoned(tmp_path)))
+    assert wait_until(lambda: remove_abandoned(tmp_path) == [] == list(tmp_path.iterdir()))
 
 
 def batch_here() -> Batch:
@@ -171,6 +171,7 @@ def children(process: int) -> list[int]:
     return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_no_scheduler(tmp_path: Path) -> None:
     done = prebuild("build", "--scheduler", "tcp://127.0.0.1:9", "--out", str(tmp_path))
     assert done.returncode == 2

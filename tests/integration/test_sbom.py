@@ -119,6 +119,7 @@ def native(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return made, folder
 
 
+@pytest.mark.slow
 def test_a_wheel_with_host_libraries_goes_through_auditwheel(native: tuple[Path, Path], tmp_path: Path) -> None:
     pytest.importorskip("auditwheel")
     made, library = native
@@ -164,6 +165,7 @@ def test_a_wheel_with_host_libraries_goes_through_auditwheel(native: tuple[Path,
     assert ran.stdout == f"42 {len(Pack('pack', pack).kernels)}\n", ran.stderr
 
 
+@pytest.mark.slow
 def test_twine_takes_it(native: tuple[Path, Path]) -> None:
     done = run_python(["-m", "twine", "check", str(native[0])], dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr

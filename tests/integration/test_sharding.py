@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from aiter_flydsl_prebuild.errors import InputError
 from aiter_flydsl_prebuild.manifest import to_json
 from aiter_flydsl_prebuild.pack import Pack
 from aiter_flydsl_prebuild.sources import load_source
-from packs import make_job
+from packs import make_job, pack_in
 from processes import prebuild
 
 BUILD = ("build", "--tokens", "1..1", "--json")
@@ -58,8 +57,8 @@ def test_a_part_is_written_in_one_way(text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    done = prebuild(*BUILD, "--out", str(tmp_path_factory.mktemp("whole")))
+def whole(with_kernels: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    done = prebuild(*BUILD, "--out", str(tmp_path_factory.mktemp("whole")), environment=with_kernels)
     assert done.returncode == 0, done.stderr
     return Path(json.loads(done.stdout)["wheel"])
 
@@ -86,6 +85,7 @@ def merge(*arguments: Any, out: Path, status: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_parts_make_up_the_wheel_of_one_build(whole: Path, parts: list[Path], tmp_path: Path) -> None:
     sizes = [len(Pack(str(part)).kernels) for part in parts]
     assert sum(sizes) == 18
@@ -99,20 +99,18 @@ def test_parts_make_up_the_wheel_of_one_build(whole: Path, parts: list[Path], tm
     assert merge(*parts, "--no-proof", out=tmp_path / "unproven")["proof"] is None
 
 
-def test_more_parts_than_kernels(whole: Path, tmp_path: Path) -> None:
+def test_more_parts_than_kernels(with_kernels: dict[str, str], tmp_path: Path) -> None:
     for index in (1, 20):
-        done = prebuild(*BUILD, "--shard", f"{index}/20", "--out", str(tmp_path))
+        done = prebuild(*BUILD, "--shard", f"{index}/20", "--out", str(tmp_path), environment=with_kernels)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["kernels"] == (1 if index == 1 else 0)
 
 
+@pytest.mark.slow
 def test_what_is_no_whole_build_is_refused(whole: Path, parts: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "part 2 of 3 is not among these" in merge(parts[0], parts[2], out=out, status=1)["error"]
-    with zipfile.ZipFile(whole) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".fkpack"))
-        inside = archive.extract(name, tmp_path)
-    assert "some are whole" in merge(parts[0], inside, out=out, status=1)["error"]
+    assert "some are whole" in merge(parts[0], pack_in(whole, tmp_path), out=out, status=1)["error"]
 
     truncated = tmp_path / "truncated.fkpack"
     truncated.write_bytes(parts[1].read_bytes()[:-9])
@@ -139,6 +137,7 @@ def test_what_is_no_whole_build_is_refused(whole: Path, parts: list[Path], tmp_p
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_part_is_not_used_by_mistake(parts: list[Path], tmp_path: Path) -> None:
     shutil.copy(parts[0], tmp_path)
     environment = {

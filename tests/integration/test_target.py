@@ -97,6 +97,7 @@ def test_flydsl_refuses_features_in_a_variable_and_the_loader_says_so(
     assert seed(packs=[str(pack)], environ={**environ, variable: "gfx950"}).kernels == 1
 
 
+@pytest.mark.slow
 def test_features_of_the_gpu_itself_are_dropped_by_flydsl(toolchain: Toolchain, tmp_path: Path) -> None:
     """As rocm_agent_enumerator prints them; the loader reads its own variable in the same way."""
     script = tmp_path / "bin" / "rocm_agent_enumerator"

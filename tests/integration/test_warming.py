@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from aiter_flydsl_prebuild.builder.toolchain import Toolchain
 from aiter_flydsl_prebuild.pack import Pack
-from packs import make_compiled, make_job, make_pack
+from packs import make_compiled, make_job, make_pack, pack_in
 from processes import ARCH, SUPPORT, flydsl_environment, run_python
 
 # None in sys.modules makes an import fail: what only the build half needs is not there.
@@ -29,10 +28,7 @@ print(report.ok, report.launched, len(report.calls), report.compiled)
 
 @pytest.fixture(scope="module")
 def pack(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pack")
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".fkpack"))
-        return Path(archive.extract(name, folder))
+    return pack_in(wheel, tmp_path_factory.mktemp("pack"))
 
 
 @pytest.fixture
@@ -47,6 +43,7 @@ def run(environment: dict[str, str], *arguments: str, packs: Path) -> subprocess
     return run_python(["-m", "aiter_flydsl_prebuild", *arguments], environment)
 
 
+@pytest.mark.slow
 def test_every_kernel_is_called_and_status_tells_what_it_took(environment: dict[str, str], pack: Path) -> None:
     before = run(environment, "status", packs=pack)
     assert "not measured here: aiter-flydsl-prebuild warm" in before.stdout
@@ -62,11 +59,13 @@ def test_every_kernel_is_called_and_status_tells_what_it_took(environment: dict[
     assert "on the host alone" in run(environment, "status", packs=pack).stdout
 
 
+@pytest.mark.slow
 def test_a_server_needs_none_of_the_builds_packages(environment: dict[str, str], pack: Path) -> None:
     done = run_python(["-c", SERVER], {**environment, "AITER_FLYDSL_PREBUILD_PACKS": str(pack)})
     assert done.stdout == f"True False {len(Pack(str(pack)).kernels)} 0\n", done.stderr
 
 
+@pytest.mark.slow
 def test_what_cannot_be_called_is_said_and_raises_nothing(environment: dict[str, str], tmp_path: Path) -> None:
     packs = tmp_path / "packs"
     packs.mkdir()
@@ -87,6 +86,7 @@ def test_what_cannot_be_called_is_said_and_raises_nothing(environment: dict[str,
     assert json.loads(run(environment, "status", "--json", packs=packs).stdout)["first_calls"] is None
 
 
+@pytest.mark.slow
 def test_without_packs_there_is_nothing_to_call(environment: dict[str, str], tmp_path: Path) -> None:
     done = run(environment, "warm", packs=tmp_path)
     assert done.stdout == "nothing to call: no installed pack has kernels for this machine\n", done.stderr

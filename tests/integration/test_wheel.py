@@ -80,6 +80,7 @@ def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python(command, dict(os.environ))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["number", "epoch"])
 def test_pip_takes_the_newer_wheel_from_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     venv.create(tmp_path / "server", with_pip=False)
@@ -102,6 +103,7 @@ def test_pip_takes_the_newer_wheel_from_an_index(tmp_path: Path, monkeypatch: py
         assert "already satisfied" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_wheel_of_other_kernels_by_name_replaces_the_installed_one(tmp_path: Path) -> None:
     """Neither has a number, so that only the digest tells them apart: enough for pip to install what is named."""
     venv.create(tmp_path / "server", with_pip=False)

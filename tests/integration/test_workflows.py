@@ -25,6 +25,8 @@ from aiter_flydsl_prebuild.sources.aiter import tables
 from processes import ROOT, SUPPORT
 from workflows import Runner
 
+pytestmark = pytest.mark.slow
+
 GITHUB = ROOT / "pipelines" / "github"
 STANDIN = SUPPORT / "standin_aiter"
 TOKENS = "1..8"

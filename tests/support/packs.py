@@ -161,6 +161,13 @@ def files_of(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+def pack_in(wheel: Path, folder: Path) -> Path:
+    """The one pack of a wheel, as a file below ``folder``."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".fkpack"))
+        return Path(archive.extract(name, folder))
+
+
 def forge(path: Path, manifest: Any, payloads: bytes, **sizes: int) -> Path:
     """A pack whose outer hash is right whatever its manifest says."""
     raw = manifest if isinstance(manifest, bytes) else json.dumps(to_json(manifest)).encode()

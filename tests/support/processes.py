@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,16 @@ def prebuild(*arguments: str | Path, environment: dict[str, str] | None = None) 
     """Run the command line in a process of its own."""
     command = ["-m", "aiter_flydsl_prebuild", *map(str, arguments)]
     return run_python(command, dict(os.environ) if environment is None else environment)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    """Whether this became so in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def start_interruptible(command: list[str], **options: Any) -> subprocess.Popen[str]:

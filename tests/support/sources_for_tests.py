@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from pathlib import Path
 
 from aiter_flydsl_prebuild.sources.base import Job
 from aiter_flydsl_prebuild.sources.reference.source import ReferenceSource
@@ -50,7 +51,10 @@ class Hungry(ReferenceSource):
 
 
 class Hangs(ReferenceSource):
-    """Compiling takes for ever."""
+    """Compiling takes for ever; a file ``compiling`` in FlyDSL's cache folder says that it goes on."""
 
     def compile(self, job: Job) -> None:
+        cache = Path(os.environ["FLYDSL_RUNTIME_CACHE_DIR"])
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / "compiling").touch()
         time.sleep(600)

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -262,15 +261,3 @@ def test_what_sources_bind_to(tmp_path: Path, monkeypatch: Any) -> None:
     one = load_source("single:One").bound_files(job)
     assert set(one) == own | theirs | {"single.py"}
     assert all(path.is_file() for path in one.values())
-
-
-def test_a_built_wheel_says_what_it_was_compiled_from(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith(".fkpack"))
-        pack = Pack(name, archive.read(name))
-    code = InstalledCode()
-    assert len(pack.files) == 2
-    assert all(code.digest(path) == digest for path, digest in pack.files)
-    assert {pack.manifest.files_of(kernel) for kernel in pack.kernels} == {pack.files}
-    ((package, facts),) = pack.manifest.source.packages.items()
-    assert (package, facts.distribution, facts.version) == ("aiter_flydsl_prebuild", "aiter-flydsl-prebuild", "0.1.0")

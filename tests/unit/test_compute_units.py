@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -253,12 +252,3 @@ def sys_path() -> list[str]:
     import aiter_flydsl_prebuild
 
     return [str(Path(aiter_flydsl_prebuild.__file__).parent.parent), *(entry for entry in sys.path if entry)]
-
-
-def test_a_build_says_which_rows_lead_to_a_kernel(wheel: Path, tmp_path: Path, topology: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (one for one in archive.namelist() if one.endswith(".fkpack"))
-        (tmp_path / "a.fkpack").write_bytes(archive.read(name))
-    pack = Pack(str(tmp_path / "a.fkpack"))
-    assert {k.cu_num for k in pack.kernels} == {(256,)}
-    assert serving(pack, [32, 256]) == [Serving(32, 0), Serving(256, len(pack.kernels))]

@@ -109,10 +109,7 @@ def test_it_mirrors(tmp_path: Path, one: list[Compiled], other: list[Compiled]) 
     assert diff([a], [b]).same_kernels == (a.kernels == b.kernels and a.content == b.content)
 
 
-def test_the_command(wheel: Path, tmp_path: Path) -> None:
-    same = prebuild("diff", str(wheel), str(wheel), "--exit-code")
-    assert same.returncode == 0
-    assert same.stdout.startswith("identical; packs of ")
+def test_the_command(tmp_path: Path) -> None:
     a = make_pack(tmp_path / "a.fkpack", [kernel("one"), kernel("two")])
     b = make_pack(tmp_path / "b.fkpack", [kernel("two", vgpr=200, code_object_sha256="c" * 64), kernel("three")])
     text = prebuild("diff", str(a), str(b))

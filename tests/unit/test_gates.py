@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from aiter_flydsl_prebuild.manifest import LeftOut
 from aiter_flydsl_prebuild.pack import Pack
 from packs import ABOUT, make_job, make_pack, make_shape
 from packs import make_described as kernel
-from processes import prebuild
 
 
 @pytest.fixture
@@ -86,27 +84,3 @@ def test_sizes(text: str, size: int | None) -> None:
 def test_compilers_are_written_in_one_way(text: str) -> None:
     with pytest.raises(InputError, match="is not of the form"):
         parse_known_bad(text)
-
-
-def test_a_build_that_does_not_pass_leaves_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "dist"
-    arguments = ("build", "--tokens", "1..1", "--store", str(tmp_path / "store"), "--out", str(out))
-    done = prebuild(*arguments, "--max-size", "2kB", "--require-coverage", "1..2")
-    assert done.returncode == 1
-    assert "the gates are not passed (2):" in done.stderr
-    assert "  size: " in done.stderr
-    assert "  coverage: the kernels were built for tokens 1..1, not for 2" in done.stderr
-    assert not out.exists()
-    # The pack alone is small enough, the wheel around it is not.
-    (kept,) = (tmp_path / "store" / "packs").iterdir()
-    between = prebuild(*arguments, "--max-size", f"{kept.stat().st_size}B")
-    assert between.returncode == 1
-    assert "size: " in between.stderr
-    assert not out.exists()
-    passed = prebuild(*arguments, "--max-size", "1MB", "--max-spills", "0", "--require-coverage", "1..1", "--json")
-    assert passed.returncode == 0, passed.stderr
-    (wheel,) = out.iterdir()
-    assert prebuild("check", str(wheel), "--max-size", "1MB", "--max-spills", "0").stdout == "all gates are passed\n"
-    checked = prebuild("check", str(wheel), "--max-size", "1kB", "--json")
-    assert checked.returncode == 1
-    assert "more than --max-size allows" in json.loads(checked.stdout)["error"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import math
-import os
 import re
 import shutil
 import struct
@@ -24,7 +22,6 @@ from aiter_flydsl_prebuild.builder.reporting import Subject
 from aiter_flydsl_prebuild.manifest import LeftOut, Manifest, OtherFacts, Range
 from aiter_flydsl_prebuild.pack import Pack
 from packs import make_described, make_job, make_pack, make_shape
-from processes import SUPPORT, prebuild
 
 XHTML = "{http://www.w3.org/1999/xhtml}"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -173,34 +170,6 @@ def test_a_plan_without_shapes_and_kernels(manifest: Manifest, tmp_path: Path) -
 def test_waves(vgpr: int, lds: int, workgroup: int, waves: int) -> None:
     assert waves_per_simd("gfx950", vgpr, lds, workgroup, 64) == waves
     assert waves_per_simd("gfx1250", vgpr, lds, workgroup, 64) is None
-
-
-def test_a_build_reports_itself(tmp_path: Path) -> None:
-    done = prebuild("build", "--tokens", "1..2", "--out", str(tmp_path / "dist"), "--report", str(tmp_path / "report"))
-    assert done.returncode == 0, done.stderr
-    summary = (tmp_path / "report" / "summary.md").read_text()
-    assert "✅ proven: 36 dispatches, 0 compiles" in summary
-    assert "seconds compiling" in summary
-    (wheel,) = (tmp_path / "dist").iterdir()
-    again = prebuild("report", str(wheel), "--out", str(tmp_path / "later"), "--json")
-    assert [Path(path).name for path in json.loads(again.stdout)["written"]] == [
-        "report.html",
-        "coverage.png",
-        "summary.md",
-    ]
-    assert "⚪ not proven here" in (tmp_path / "later" / "summary.md").read_text()
-
-
-def test_a_build_that_fails_reports_what_failed(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
-    done = prebuild(
-        *("build", "--source", "sources_for_tests:Raises", "--tokens", "1..4"),
-        *("--out", str(tmp_path / "dist"), "--report", str(tmp_path / "report")),
-        environment=environment,
-    )
-    assert done.returncode == 1
-    assert not (tmp_path / "dist").exists()
-    assert "no such instruction on gfx950" in (tmp_path / "report" / "report.html").read_text()
 
 
 def test_a_browser_shows_it(manifest: Manifest, tmp_path: Path) -> None:

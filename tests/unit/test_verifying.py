@@ -1,20 +1,17 @@
-"""``verify`` beyond one proof: wheels that pip would install wrongly, and several packs in one wheel."""
+"""``verify`` beyond the proof: wheels that pip would install wrongly."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aiter_flydsl_prebuild.builder.wheelcheck import wheel_problems
 from aiter_flydsl_prebuild.flydsl_cache import CALL_KEY
-from aiter_flydsl_prebuild.manifest import FlyDSL, to_json
+from aiter_flydsl_prebuild.manifest import FlyDSL
 from aiter_flydsl_prebuild.pack import Pack
-from packs import files_of, flydsl_here, forge, make_compiled, make_pack, make_wheel
-from processes import prebuild
+from packs import files_of, flydsl_here, make_compiled, make_pack, make_wheel
 
 INFO = "kernels-1.0.dist-info"
 PACK = "kernels/flydsl_kernels/a.fkpack"
@@ -141,61 +138,3 @@ def test_names_and_files(pack: Path) -> None:
     content[f"{INFO}/top_level.txt"] = b"kernels\n"
     del content[f"{INFO}/METADATA"], content[f"{INFO}/WHEEL"]
     assert [line.rpartition("/")[2] for line in problems(pack, content)] == ["METADATA", "WHEEL"]
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
-def test_a_wheel_that_pip_would_install_wrongly_is_not_proven(wheel: Path, tmp_path: Path) -> None:
-    content = files_of(wheel)
-    (name,) = (name for name in content if name.endswith("METADATA"))
-    content[name] = content[name].replace(f"flydsl=={HERE}".encode(), b"flydsl==0.3.1")
-    bad = make_wheel(tmp_path / wheel.name, content)
-    run = prebuild("verify", bad, "--tokens", "1..1", "--json")
-    assert run.returncode == 1, run.stderr
-    found = json.loads(run.stdout)
-    (problem,) = found["wheel_problems"]
-    assert problem.startswith("METADATA requires flydsl==0.3.1")
-    assert found["proofs"][0]["ok"]
-    assert not found["ok"]
-
-
-def test_several_packs_are_proven_one_after_the_other(wheel: Path, tmp_path: Path) -> None:
-    """Packs of other tables and for another FlyDSL in one wheel: each is named with its proof."""
-    content = files_of(wheel)
-    (name,) = (name for name in content if name.endswith(".fkpack"))
-    folder = name.rpartition("/")[0]
-    (tmp_path / "p.fkpack").write_bytes(content[name])
-    more = {}
-    for other, change in (("limited", {"tokens": [1, 1]}), ("old", {})):
-        manifest, payloads = json_of(tmp_path / "p.fkpack")
-        manifest["plan"].update(change)
-        if other == "old":
-            manifest["flydsl"]["version"] = "0.4.9"
-        more[f"{folder}/{other}.fkpack"] = forge(tmp_path / f"{other}.fkpack", manifest, payloads).read_bytes()
-    several = make_wheel(tmp_path / wheel.name, {**content, **more})
-    main = Path(name).name
-    run = prebuild("verify", several, "--pack", main, "--pack", "old.fkpack", "--json")
-    assert run.returncode == 1, run.stderr
-    found = json.loads(run.stdout)
-    (good, old) = found["proofs"]
-    assert (good["packs"], good["ok"]) == ([main], True)
-    assert (old["packs"], old["ok"]) == (["old.fkpack"], False)
-    assert old["problems"] == [
-        f"not proven here: its kernels are for flydsl 0.4.9, installed is {HERE}; "
-        "where flydsl==0.4.9 is installed, run verify with --pack old.fkpack"
-    ]
-    assert found["dispatches"] == good["dispatches"] > 0
-    assert any("old.fkpack is for flydsl 0.4.9" in line for line in found["wheel_problems"])
-    people = prebuild("verify", several, "--pack", "limited.fkpack", "--pack", main)
-    lines = people.stdout.splitlines()
-    assert [line for line in lines if line.endswith(".fkpack:")] == [f"{main}:", "limited.fkpack:"]
-    nobody = prebuild("verify", several, "--pack", "nobody")
-    assert nobody.returncode == 2
-    assert f"no pack is called nobody; there are {main}, limited.fkpack, old.fkpack" in nobody.stderr
-
-
-def json_of(path: Path) -> tuple[dict[str, Any], bytes]:
-    read = Pack(str(path))
-    manifest: dict[str, Any] = to_json(read.manifest)
-    return manifest, "".join(read.payloads()).encode()
