@@ -207,6 +207,7 @@ def test_other_modes_leave_strict_mode_its_word_on_flydsl(server: FlyDSLServer) 
     assert "was changed after it was installed" in server.strict()["error"]
 
 
+@pytest.mark.slow
 def test_altered_libraries_are_named_where_there_is_time(server: FlyDSLServer, wheel: Path) -> None:
     library = next(path for path in INSTALL.record if path.startswith("flydsl/_mlir/_mlir_libs/") and ".so" in path)
     changed = server.site / library
