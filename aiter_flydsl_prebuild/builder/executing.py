@@ -20,18 +20,24 @@ _GIGABYTES = 1.5
 """What a process that executes takes."""
 
 
-def wish_of(settings: BuildSettings) -> Wish | None:
-    """What is to be executed; None for nothing.
+def wish_of(settings: BuildSettings, *, on_emulator: bool = True) -> Wish | None:
+    """What is to be executed; None for nothing. Looks for the emulator at once: a build would find out late.
 
-    :raises InputError: there are settings of it without ``execute``.
+    :raises InputError: there are settings of it without ``execute``, or there is no emulator here.
     :raises MissingError: libraries that it takes are not installed.
     """
     if not settings.execute:
-        if settings.kernels is not None or settings.emulator is not None:
-            raise InputError("kernels and emulator say what execute does; add it (--execute)")
+        if settings.kernels is not None or settings.emulator is not None or settings.seed != 0:
+            raise InputError("kernels, seed and emulator say what execute does; add it (--execute)")
         return None
     needs.require("executing kernels", *needs.PROVING)
+    from ..execution import hip
     from ..execution.running import Wish
+    from ..execution.tinygrad import checkout
+
+    if on_emulator:
+        checkout(settings.emulator)
+        hip.find_compiler()
 
     workers = settings.workers or default_workers(_GIGABYTES)
     return Wish(kernels=settings.kernels, seed=settings.seed, emulator=settings.emulator, workers=workers)

@@ -248,6 +248,7 @@ def test_the_command_line_executes(wheel: Path, tmp_path: Path) -> None:
 def test_what_the_command_line_refuses(wheel: Path) -> None:
     for arguments, said in (
         (("--kernels", "2"), "add it"),
+        (("--seed", "3"), "kernels, seed and emulator say what execute does; add it"),
         (("--execute", "--cold"), "takes no --cold"),
         (("--execute", "--kernels", "none"), "write all, or a number"),
     ):
@@ -284,3 +285,15 @@ def test_the_gate_knows_packs_that_nothing_was_executed_of(wheel: Path) -> None:
     run = prebuild("check", wheel, "--require-executed")
     assert run.returncode == 1
     assert "executed: the pack was built without --execute" in run.stderr
+
+
+def test_a_build_without_an_emulator_ends_before_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINYGRAD_SOURCE", raising=False)
+    run = prebuild("build", "--tokens", "1..1", "--store", tmp_path / "store", "--out", tmp_path / "dist", "--execute")
+    assert run.returncode == 2
+    assert "--emulator FOLDER, or TINYGRAD_SOURCE" in run.stderr
+    assert not (tmp_path / "dist").exists()
+    assert not list(tmp_path.rglob("*.pack"))
+    run = prebuild("build", "--tokens", "1..1", "--store", "off", "--out", tmp_path / "dist", "--seed", "3")
+    assert run.returncode == 2
+    assert "kernels, seed and emulator say what execute does" in run.stderr
