@@ -25,6 +25,7 @@ ARCH = "gfx950"
 """The only arch whose instructions are modelled."""
 
 _TILE = re.compile(r"_t?(\d+)x(\d+)x(\d+)_", re.ASCII)
+_GROUP = re.compile(r"_xcd(\d+)", re.ASCII)
 _FP8 = "float8_e4m3fn"
 _XCDS = 8
 
@@ -62,10 +63,14 @@ def _tile(name: str) -> tuple[int, int]:
 
 
 def _rows(job: Job, tile_m: int) -> list[int]:
-    """A row alone, two tiles of which the second is ragged, and a tile: those that the kernel was built for."""
+    """A row alone, tiles of which the last is ragged, and a tile: those that the kernel was built for.
+
+    The tiles are two; where an XCD takes its tiles in groups along M, a whole group and one more.
+    """
     single = any(first <= 1 for first, _ in job.tokens)
     several = any(last > 1 for _, last in job.tokens)
-    return [1] * single + [gemm.ragged(tile_m), tile_m] * several
+    group = int(match[1]) if (match := _GROUP.search(job.name)) else 1
+    return [1] * single + [gemm.ragged(tile_m) + tile_m * (group - 1), tile_m] * several
 
 
 def _per_token(op: PerToken, job: Job, dtype: str, seed: int) -> Iterator[Problem]:
