@@ -20,10 +20,10 @@ _GIGABYTES = 1.5
 """What a process that executes takes."""
 
 
-def wish_of(settings: BuildSettings, *, on_emulator: bool = True) -> Wish | None:
-    """What is to be executed; None for nothing. Looks for the emulator at once: a build would find out late.
+def wish_of(settings: BuildSettings) -> Wish | None:
+    """What is to be executed; None for nothing.
 
-    :raises InputError: there are settings of it without ``execute``, or there is no emulator here.
+    :raises InputError: there are settings of it without ``execute``.
     :raises MissingError: libraries that it takes are not installed.
     """
     if not settings.execute:
@@ -31,16 +31,22 @@ def wish_of(settings: BuildSettings, *, on_emulator: bool = True) -> Wish | None
             raise InputError("kernels, seed and emulator say what execute does; add it (--execute)")
         return None
     needs.require("executing kernels", *needs.PROVING)
-    from ..execution import hip
     from ..execution.running import Wish
-    from ..execution.tinygrad import checkout
-
-    if on_emulator:
-        checkout(settings.emulator)
-        hip.find_compiler()
 
     workers = settings.workers or default_workers(_GIGABYTES)
     return Wish(kernels=settings.kernels, seed=settings.seed, emulator=settings.emulator, workers=workers)
+
+
+def require_emulator(wish: Wish) -> None:
+    """For the start of a build, which would find out after it has compiled everything.
+
+    :raises InputError: there is no emulator here, or no compiler for it.
+    """
+    from ..execution import hip
+    from ..execution.tinygrad import checkout
+
+    checkout(wish.emulator)
+    hip.find_compiler()
 
 
 def execute_pack(path: Path, source: str, wish: Wish, store: Store) -> Execution:

@@ -37,7 +37,7 @@ from ..sources.base import Job, Options, Source
 from .bound import describe_packages, files_of
 from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
 from .digests import compiling_code, digest, own_code
-from .executing import execute_pack, wish_of
+from .executing import execute_pack, require_emulator, wish_of
 from .gates import Gates, gates_of, refusal
 from .keys import KernelKeys
 from .machine import default_workers
@@ -173,6 +173,8 @@ def build_pack(
     :param executor: compiles in place of this machine's own workers (:mod:`.remote`).
     :raises CheckError: kernels failed (all are listed), or the proof did.
     """
+    if request.execute is not None:
+        require_emulator(request.execute)
     started = time.perf_counter()
     store = open_store(request.store)
     flydsl = building_flydsl()

@@ -71,7 +71,7 @@ def _wish(args: argparse.Namespace) -> Wish | None:
     from ..builder.executing import wish_of
 
     names = (*(one.name for one in settings(BuildSettings, "execution")), "workers", "store")
-    return wish_of(BuildSettings(**{name: getattr(args, name) for name in names}), on_emulator=args.on == "emulator")
+    return wish_of(BuildSettings(**{name: getattr(args, name) for name in names}))
 
 
 def _execute(args: argparse.Namespace) -> Result:

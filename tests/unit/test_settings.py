@@ -56,7 +56,7 @@ VALUES: dict[str, tuple[list[str], Any, Any]] = {
     "emulator": (["/tinygrad"], "/tinygrad", Path("/tinygrad")),
 }
 VALUES["known_bad"] = (*VALUES["known_bad"][:2], tuple(VALUES["known_bad"][1]))
-ONLY_WITH_EXECUTE = ("kernels", "emulator")
+ONLY_WITH_EXECUTE = ("kernels", "seed", "emulator")
 TABLE = {one.key: VALUES[one.name][1] for one in settings() if one.key} | {"package": "theirs"}
 
 
