@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from .builder.warming import WarmReport
     from .monitor import Monitor
     from .report import SeedReport
+    from .warming import WarmReport
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "seed", "status", "warm", "watch"]
@@ -54,7 +54,7 @@ def watch(log: str | None = None) -> Monitor:
 
 
 def warm(packages: Iterable[str] = (), **options: Any) -> WarmReport:
-    """Pay for the first call of every kernel now; see :func:`aiter_flydsl_prebuild.builder.warming.warm`."""
-    from .builder.warming import warm as run
+    """Pay for the first call of every kernel now; see :func:`aiter_flydsl_prebuild.warming.warm`."""
+    from .warming import warm as run
 
     return run(packages, **options)

@@ -14,8 +14,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .discovery import finders
-from .marker import UncertainError, state_of, unchanged
+from .discovery import UncertainError, finders, state_of, unchanged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

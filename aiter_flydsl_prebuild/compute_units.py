@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .pack import Pack
+from .packs.format import Pack
 
 if TYPE_CHECKING:
-    from .manifest import PackedKernel
+    from .packs.manifest import PackedKernel
 
 _ANY = 0
 

@@ -233,3 +233,41 @@ def default_cache_dir() -> str:
 def folder_in_use(environ: Mapping[str, str] = os.environ) -> str:
     """The cache root that FlyDSL reads in a process with this environment, which it takes as it stands."""
     return environ.get(CACHE_VARIABLE, default_cache_dir())
+
+
+_SECOND = 10**9
+
+
+class UncertainError(ValueError):
+    """A file system does not tell when a file was changed."""
+
+
+def state_of(path: str) -> str:
+    """A line that changes whenever the content of a file, or the list of a folder, does.
+
+    It holds the time of the last change of the inode (ctime), which no program can set, the inode's number, the size
+    and the time of modification. Image builders and packagers set the latter to a constant, but writing, replacing,
+    renaming or unpacking a file gives it a new ctime: that of the layer's extraction in a container. On overlayfs it is
+    the one of the layer that holds the file, so that a replaced layer shows too.
+
+    :raises UncertainError: the ctime is a whole second. Then the file system has none of its own: squashfs and erofs
+        images report the time of modification in its place, and Lustre keeps seconds.
+    :raises OSError: there is no such file.
+    """
+    state = os.stat(path)
+    if state.st_ctime_ns % _SECOND == 0:
+        raise UncertainError(path)
+    return f"{path} {state.st_ctime_ns} {state.st_mtime_ns} {state.st_ino} {state.st_size}"
+
+
+def states(paths: Iterable[str]) -> str:
+    """The lines of several files. Raises what :func:`state_of` raises."""
+    return "\n".join(map(state_of, paths))
+
+
+def unchanged(lines: str) -> bool:
+    """Whether the files of lines of :func:`states` still are as they were."""
+    try:
+        return not lines or states(line.rsplit(" ", 4)[0] for line in lines.split("\n")) == lines
+    except (OSError, UncertainError):
+        return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class PrebuildError(Exception):
@@ -26,3 +26,13 @@ class InputError(PrebuildError):
 
 class CheckError(PrebuildError):
     """The work was done and the result is not good enough. The command line ends with exit status 1."""
+
+
+_NAMED = 3
+"""How many words a message names before it counts."""
+
+
+def few(words: Sequence[str]) -> str:
+    """The first of some words, for a message, and how many more there are."""
+    more = len(words) - _NAMED
+    return ", ".join(words[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import flydsl_cache as cache
 from .binding import InstalledCode, called, installed_version, package_of
 from .compute_units import unserved
-from .flydsl_install import OWN_KEY, Install, ambiguity, imported_install
-from .pack import Pack
-from .report import few
+from .errors import few
+from .flydsl import cache
+from .flydsl.install import OWN_KEY, Install, ambiguity, imported_install
+from .packs.format import Pack
 
 if TYPE_CHECKING:
-    from .manifest import MissingKernel, PackedEntry, PackedKernel
+    from .packs.manifest import MissingKernel, PackedEntry, PackedKernel
 
 _SHORT = 12
 """As many digits of a digest as tell two apart in a message."""
@@ -67,7 +67,7 @@ def fit(
 ) -> Fit:
     """Which kernels of a pack may be used here, and under which names.
 
-    :param bitcode: :func:`flydsl_cache.bitcode_digest` of the ROCm folder that FlyDSL takes in this process.
+    :param bitcode: :func:`flydsl.cache.bitcode_digest` of the ROCm folder that FlyDSL takes in this process.
     :param code: what was read of the installed packages before.
     """
     if install is not None and install.identity is None and not ambiguity(install) and _built_without_record(pack):

@@ -6,7 +6,7 @@ come the code that kernels are bound to (binding.py), FlyDSL's own sources for s
 names and sizes of the files. Where one of these changed, a file is gone or has another size, or anything is unusual,
 :func:`recall` has no answer and seeding takes its full course.
 
-What is too large to compare word for word is known by its state (:func:`state_of`).
+What is too large to compare word for word is known by its state (:func:`discovery.state_of`).
 
 Imports nothing that a bare interpreter has not loaded already.
 """
@@ -28,6 +28,9 @@ from .discovery import (
     look_for_packs,
     mode_of,
     rocm_root,
+    state_of,
+    states,
+    unchanged,
 )
 from .target import Target, driver_arches, environment_arch, featured, read_target
 
@@ -46,45 +49,8 @@ _END = "\n\n"
 _UNKNOWN = "?"
 """A section that could not be written: for whom it matters, the marker has no answer."""
 
-_SECOND = 10**9
-
 # FlyDSL's variables that say nothing about its cache but where it is; any other gets a closer look (places.py).
 _USUAL = ("FLYDSL_GPU_ARCH", CACHE_VARIABLE, RUN_ONLY_VARIABLE)
-
-
-class UncertainError(ValueError):
-    """A file system does not tell when a file was changed."""
-
-
-def state_of(path: str) -> str:
-    """A line that changes whenever the content of a file, or the list of a folder, does.
-
-    It holds the time of the last change of the inode (ctime), which no program can set, the inode's number, the size
-    and the time of modification. Image builders and packagers set the latter to a constant, but writing, replacing,
-    renaming or unpacking a file gives it a new ctime: that of the layer's extraction in a container. On overlayfs it is
-    the one of the layer that holds the file, so that a replaced layer shows too.
-
-    :raises UncertainError: the ctime is a whole second. Then the file system has none of its own: squashfs and erofs
-        images report the time of modification in its place, and Lustre keeps seconds.
-    :raises OSError: there is no such file.
-    """
-    state = os.stat(path)
-    if state.st_ctime_ns % _SECOND == 0:
-        raise UncertainError(path)
-    return f"{path} {state.st_ctime_ns} {state.st_mtime_ns} {state.st_ino} {state.st_size}"
-
-
-def states(paths: Iterable[str]) -> str:
-    """The lines of several files. Raises what :func:`state_of` raises."""
-    return "\n".join(map(state_of, paths))
-
-
-def unchanged(lines: str) -> bool:
-    """Whether the files of lines of :func:`states` still are as they were."""
-    try:
-        return not lines or states(line.rsplit(" ", 4)[0] for line in lines.split("\n")) == lines
-    except (OSError, UncertainError):
-        return False
 
 
 def recall(packages: Iterable[str] = (), environ: MutableMapping[str, str] = os.environ) -> Recalled | None:
@@ -137,7 +103,7 @@ def marker_text(
     :param head: :func:`marker_head`, made before what it speaks of was read.
     :param files: path below the cache root and size.
     :param code: lines of :func:`binding.InstalledCode.states`.
-    :param sources: lines of :func:`states` for FlyDSL's sources as they were compared with RECORD; None if unknown.
+    :param sources: lines of :func:`discovery.states` for FlyDSL's sources, as compared with RECORD; None if unknown.
     """
     packs = [[r.path, r.arch, r.version, str(r.kernels), r.tokens, *r.reasons] for r in reports]
     launchers: dict[str, dict[str, int]] = {}

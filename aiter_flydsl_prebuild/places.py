@@ -23,9 +23,9 @@ import stat
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from . import flydsl_cache as cache
 from .discovery import CACHE_VARIABLE, default_cache_dir, folder_in_use, listed
 from .files import create, make_folders, temporary_path
+from .flydsl import cache
 from .marker import foreign_locks
 from .paths import home, temporary_folders, user_cache
 from .target import driver_arches, environment_arch, featured

@@ -8,17 +8,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
-
-
-_NAMED = 3
-
-
-def few(words: Sequence[str]) -> str:
-    """The first of some words, for a message, and how many more there are."""
-    more = len(words) - _NAMED
-    return ", ".join(words[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 class PackReport:

@@ -17,12 +17,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from . import flydsl_cache as cache
 from .discovery import (
     CACHE_VARIABLE,
     MODE_VARIABLE,
     RUN_ONLY_VARIABLE,
     STAMPS,
+    UncertainError,
     bundled_folder,
     folder_in_use,
     look_for_packs,
@@ -32,8 +32,9 @@ from .entries import copy_bundled, write_entries
 from .errors import CheckError, PrebuildError
 from .files import Pieces, publish, sweep
 from .fitting import Placement, fit, other_units, tokens_of
-from .marker import UncertainError, marked_sources, marker_head, marker_path, marker_text
-from .pack import Pack, read_header
+from .flydsl import cache
+from .marker import marked_sources, marker_head, marker_path, marker_text
+from .packs.format import Pack, read_header
 from .places import Place, cautions, defeated, doubts, make_private, passed_over, places, refusal, refused
 from .report import PackReport, SeedReport, announce, covered
 from .stamps import Machine, Seeded, read_stamp

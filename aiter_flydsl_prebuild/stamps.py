@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from . import flydsl_cache as cache
 from .binding import InstalledCode
-from .discovery import STAMPS, rocm_root
+from .discovery import STAMPS, UncertainError, rocm_root
 from .errors import InputError, PrebuildError
 from .files import remove, sweep
-from .flydsl_install import Install, checked, read_install
-from .marker import UncertainError, flydsl_state, gpus, in_place
-from .pack import read_header
+from .flydsl import cache
+from .flydsl.install import Install, checked, read_install
+from .marker import flydsl_state, gpus, in_place
+from .packs.format import read_header
 from .report import PackReport
 from .target import Target
 

@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from . import flydsl_cache as cache
 from .binding import InstalledCode
 from .compute_units import serving
 from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, look_for_packs, rocm_root
 from .errors import PrebuildError
 from .files import publish
 from .fitting import code_notes, fit, other_units, tokens_of
-from .flydsl_install import ambiguity, checked, known_identities, read_install
-from .manifest import to_json
-from .pack import Pack
+from .flydsl import cache
+from .flydsl.install import ambiguity, checked, known_identities, read_install
+from .packs.format import Pack
+from .packs.manifest import to_json
 from .places import cautions, choose, defeated, make_private
 from .target import read_target
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiter_flydsl_prebuild.builder.toolchain import find_toolchain, scrubbed_environment
+from aiter_flydsl_prebuild.flydsl.toolchain import find_toolchain, scrubbed_environment
 from aiter_flydsl_prebuild.sources.aiter.installed import Installed
 from aiter_flydsl_prebuild.sources.aiter.tables import FAMILIES, family_files, merge
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiter_flydsl_prebuild.builder.toolchain import find_toolchain, scrubbed_environment
+from aiter_flydsl_prebuild.flydsl.toolchain import find_toolchain, scrubbed_environment
 from aiter_flydsl_prebuild.sources.aiter.installed import Installed
 from bench_aiter import ARCH, FAMILY, Cost, run, theirs, write_rows
 
@@ -32,8 +32,8 @@ TOUCHED = "ops/flydsl/gemm_a8w8_bpreshuffle_8wave.py"
 # Every job's call in this process, into one cache folder: what the kernels cost without anything of this project.
 BARE = """
 import sys
-from aiter_flydsl_prebuild.builder.planning import plan_source
-from aiter_flydsl_prebuild.builder.reach import parse_tokens
+from aiter_flydsl_prebuild.sources.planning import plan_source
+from aiter_flydsl_prebuild.dispatch.reach import parse_tokens
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.base import Options
 name, tokens, index, of = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -22,8 +22,8 @@ import zlib
 from pathlib import Path
 
 import kernels
-from aiter_flydsl_prebuild import flydsl_cache as cache
-from aiter_flydsl_prebuild.builder.toolchain import find_toolchain, scrubbed_environment
+from aiter_flydsl_prebuild.flydsl import cache
+from aiter_flydsl_prebuild.flydsl.toolchain import find_toolchain, scrubbed_environment
 
 TESTS = Path(__file__).parent.parent / "tests" / "support"
 ENTRIES = (1, 723)

@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 
 from aiter_flydsl_prebuild.builder.compiling import building_flydsl
-from aiter_flydsl_prebuild.builder.keys import KernelKeys
-from aiter_flydsl_prebuild.builder.reach import plan_reach
 from aiter_flydsl_prebuild.builder.sharding import assign, costs_of
-from aiter_flydsl_prebuild.builder.tables import read_tables
-from aiter_flydsl_prebuild.builder.toolchain import find_toolchain
+from aiter_flydsl_prebuild.builder.store.keys import KernelKeys
+from aiter_flydsl_prebuild.dispatch.reach import plan_reach
+from aiter_flydsl_prebuild.dispatch.tables import read_tables
+from aiter_flydsl_prebuild.flydsl.toolchain import find_toolchain
 from aiter_flydsl_prebuild.sources import load_source
 
 TOKENS = (1, 32768)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 from setuptools import Command
 from setuptools.errors import SetupError
 
-from aiter_flydsl_prebuild.builder.scratch import scratch_folder
 from aiter_flydsl_prebuild.discovery import FOLDER, SUFFIX
 from aiter_flydsl_prebuild.errors import CheckError, InputError, PrebuildError
-from aiter_flydsl_prebuild.flydsl_cache import python_tag
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.flydsl.cache import python_tag
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.scratch import scratch_folder
 
 from .comparing import ProjectCode, compare
 from .config import read_config
@@ -145,8 +145,8 @@ class build_flydsl_kernels(Command):
         packs = [Path(path) for path in self.get_outputs()]
         if not packs:
             return
-        from aiter_flydsl_prebuild.builder.sbom import SUFFIX as BILL
-        from aiter_flydsl_prebuild.builder.sbom import bill_of_materials
+        from aiter_flydsl_prebuild.builder.wheels.sbom import SUFFIX as BILL
+        from aiter_flydsl_prebuild.builder.wheels.sbom import bill_of_materials
 
         folder.mkdir(parents=True, exist_ok=True)
         for pack in packs:
@@ -191,7 +191,7 @@ class build_flydsl_kernels(Command):
         :raises PrebuildError: it is no pack, its wheel does not hold one, or a gate is not passed.
         """
         from aiter_flydsl_prebuild.builder.gates import gates_of, refusal
-        from aiter_flydsl_prebuild.builder.reporting import subject_of, write
+        from aiter_flydsl_prebuild.builder.reports.reporting import subject_of, write
 
         assert config.pack is not None
         path = _unpacked(config.pack, folder)
@@ -217,7 +217,7 @@ def _unpacked(pack: Path, folder: Path) -> Path:
     """
     if pack.suffix != ".whl":
         return pack
-    from aiter_flydsl_prebuild.builder.proof import open_subject
+    from aiter_flydsl_prebuild.builder.proof.proof import open_subject
 
     found = open_subject(pack, folder).packs
     if len(found) != 1:
@@ -228,7 +228,7 @@ def _unpacked(pack: Path, folder: Path) -> Path:
 @contextmanager
 def _import_path(folder: str) -> Iterator[None]:
     """Let this process and the build's workers import from a folder: the kernels may be in the project itself."""
-    from aiter_flydsl_prebuild.builder.processes import environment
+    from aiter_flydsl_prebuild.processes import environment
 
     sys.path.insert(0, folder)
     try:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aiter_flydsl_prebuild.binding import InstalledCode, called, installed_version
-from aiter_flydsl_prebuild.errors import CheckError
+from aiter_flydsl_prebuild.errors import CheckError, few
 from aiter_flydsl_prebuild.fitting import other_code
-from aiter_flydsl_prebuild.pack import Pack
-from aiter_flydsl_prebuild.report import few
+from aiter_flydsl_prebuild.packs.format import Pack
 
 
 class ProjectCode(InstalledCode):

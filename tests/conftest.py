@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.store import VARIABLE
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain, find_toolchain
+from aiter_flydsl_prebuild.builder.store.store import VARIABLE
+from aiter_flydsl_prebuild.flydsl.toolchain import Toolchain, find_toolchain
 from processes import ROOT, SUPPORT, flydsl_environment, prebuild, run_python
 from sharing import Shared
 

@@ -65,7 +65,7 @@ def serve(tokens: int) -> dict[str, Any]:
 def shapes_of_packs() -> list[dict[str, Any]]:
     """The shapes of the installed packs, each once."""
     from aiter_flydsl_prebuild.discovery import find_packs
-    from aiter_flydsl_prebuild.pack import Pack
+    from aiter_flydsl_prebuild.packs.format import Pack
 
     keys = ("op", "n", "k", "w_scale_block")
     shapes = (shape for path in find_packs() for shape in Pack(path).manifest.plan.shapes)

@@ -1,4 +1,4 @@
-"""Write aiter_flydsl_prebuild/known_flydsl.json: the identity of every released FlyDSL wheel.
+"""Write aiter_flydsl_prebuild/flydsl/known_flydsl.json: the identity of every released FlyDSL wheel.
 
     python -m pip download flydsl==X --no-deps --python-version 3.N --only-binary=:all: -d wheels/   (for each X and N)
     python tools/known_flydsl.py wheels/*.whl
@@ -18,14 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from aiter_flydsl_prebuild.flydsl_install import parse_record, record_digest  # noqa: E402
+from aiter_flydsl_prebuild.flydsl.install import parse_record, record_digest  # noqa: E402
 
 
 def main(wheels: list[str]) -> int:
     if not wheels:
         print(__doc__, file=sys.stderr)
         return 2
-    target = ROOT / "aiter_flydsl_prebuild" / "known_flydsl.json"
+    target = ROOT / "aiter_flydsl_prebuild" / "flydsl" / "known_flydsl.json"
     known: dict[str, dict[str, list[str]]] = json.loads(target.read_text()) if target.exists() else {}
     for wheel in map(Path, wheels):
         _, version, python, _, _ = wheel.stem.split("-")

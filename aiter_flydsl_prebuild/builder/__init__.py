@@ -1,1 +1,1 @@
-"""Build time: plan, compile, pack, prove. May import anything; the run-time half never imports it."""
+"""The build half: from a plan to a proven wheel. A server that only loads kernels imports none of it."""

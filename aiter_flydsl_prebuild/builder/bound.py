@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from importlib.metadata import packages_distributions
 
 from ..binding import UNKNOWN, find_package, installed_version, package_of
-from ..manifest import PackageFacts, SourceFile
+from ..digests import digest, file_digest
+from ..packs.manifest import PackageFacts, SourceFile
 from ..sources.base import Job, Source
-from .digests import digest, file_digest
 
 Files = tuple[SourceFile, ...]
 """Path below the import system's folders and sha256 of each file, sorted."""

@@ -6,11 +6,12 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from ..pack import Pack
-from . import needs, reporting
+from .. import needs
+from ..packs.format import Pack
+from ..progress import Progress
+from .backends.remote import dask_executor
 from .pipeline import BuiltPack, KernelsFailedError, build_pack, request_of
-from .progress import Progress
-from .remote import dask_executor
+from .reports import reporting
 from .settings import BuildSettings
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import flydsl_cache as cache
 from ..errors import CheckError, PrebuildError
-from ..flydsl_install import (
+from ..flydsl import cache
+from ..flydsl.install import (
     Install,
     ambiguity,
     checked,
@@ -29,12 +29,12 @@ from ..flydsl_install import (
     known_identities,
     read_install,
 )
-from ..manifest import CodeFacts, FlyDSL
+from ..flydsl.toolchain import Toolchain
+from ..packs.codeobject import code_facts
+from ..packs.manifest import CodeFacts, FlyDSL
+from ..processes import environment
 from ..sources import load_source
 from ..sources.base import Job
-from .codeobject import code_facts
-from .processes import environment
-from .toolchain import Toolchain
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Compiled:
     """What a job gave. ``bitcode`` is the digest of the device bitcode that was linked, None where none was needed.
 
     ``seconds`` is what compiling it took, wherever that was. ``files`` are the source files that it was made from
-    (:func:`.bound.files_of`); the builder adds them, and packs of older releases have none. ``extra`` is what a pack
+    (:func:`.bound.files_of`); the build adds them, and packs of older releases have none. ``extra`` is what a pack
     says of it that this version does not know.
     """
 

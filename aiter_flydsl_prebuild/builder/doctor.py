@@ -7,22 +7,21 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
-from .. import flydsl_cache
 from ..discovery import CACHE_VARIABLE, ROOT_VARIABLES, bundled_folder
 from ..errors import CheckError
-from ..flydsl_install import ambiguity, checked, interpreter_abi, known_identities, read_install
-from ..pack import zstd
+from ..flydsl import cache as flydsl_cache
+from ..flydsl.install import ambiguity, checked, interpreter_abi, known_identities, read_install
+from ..flydsl.toolchain import HOW_TO_GET_A_LINKER, find_toolchain, survey
+from ..packs.format import zstd
 from ..places import choose, defeated
+from ..sources.environment import Finding
 from ..target import driver_arches
 from .machine import available_memory, default_workers
-from .toolchain import HOW_TO_GET_A_LINKER, find_toolchain, survey
-
-Status = Literal["ok", "warning", "missing"]
 
 MEMORY_PER_WORKER = 0.7
 """GB (10^9 bytes) that a build worker needs; less than this free is worth a warning."""
@@ -37,20 +36,6 @@ _LIBRARIES = (
 )
 
 _SETTINGS = ("ARCH", "COMPILE_ONLY", "GPU_ARCHS", "HSA_OVERRIDE_GFX_VERSION", *ROOT_VARIABLES)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at.
-
-    ``status``: ``missing`` means that ``build`` cannot work without it, ``warning`` that something may surprise;
-    ``advice`` says what to do, empty where there is nothing to do.
-    """
-
-    name: str
-    status: Status
-    detail: str
-    advice: str = ""
 
 
 def examine(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[Finding]:

@@ -1,20 +1,20 @@
-"""Executing kernels as a build or ``verify`` asks for it; :mod:`aiter_flydsl_prebuild.execution` does it."""
+"""Executing kernels as a build or ``verify`` asks for it; :mod:`.execution` does it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import needs
 from ..errors import CheckError, InputError
-from . import needs
+from ..progress import Progress
 from .machine import default_workers
-from .progress import Progress
-from .proof import Subject
+from .proof.proof import Subject
 from .settings import BuildSettings
-from .store import Store
+from .store.store import Store
 
 if TYPE_CHECKING:
-    from ..execution.running import Execution, Wish
+    from .execution.running import Execution, Wish
 
 _GIGABYTES = 1.5
 """What a process that executes takes."""
@@ -31,7 +31,7 @@ def wish_of(settings: BuildSettings) -> Wish | None:
             raise InputError("kernels, seed and emulator say what execute does; add it (--execute)")
         return None
     needs.require("executing kernels", *needs.PROVING)
-    from ..execution.running import Wish
+    from .execution.running import Wish
 
     workers = settings.workers or default_workers(_GIGABYTES)
     return Wish(kernels=settings.kernels, seed=settings.seed, emulator=settings.emulator, workers=workers)
@@ -54,7 +54,7 @@ def execute_pack(path: Path, source: str, wish: Wish, store: Store) -> Execution
 
     :raises CheckError: one of them computes something else than it should.
     """
-    from ..execution.running import WRONG, execute, shown
+    from .execution.running import WRONG, execute, shown
 
     with shown(lambda total: Progress(total, action="executing")) as advance:
         execution = execute(Subject((path,)), wish, store, trusted=source, advance=advance)

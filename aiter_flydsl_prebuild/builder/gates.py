@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..dispatch.reach import Range
 from ..errors import InputError
-from ..execution.facts import unexecuted, was_executed
-from ..pack import Pack
+from ..packs.format import Pack
 from ..sources.base import merge_ranges
-from .reach import Range
+from .execution.facts import unexecuted, was_executed
 from .settings import BuildSettings
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckError, InputError
-from ..execution.facts import EXECUTED, EXECUTION
-from ..manifest import Manifest, MissingKernel, to_json
-from ..pack import Pack
+from ..packs.format import Pack
+from ..packs.manifest import Manifest, MissingKernel, to_json
 from .compiling import Compiled, CompiledEntry
+from .execution.facts import EXECUTED, EXECUTION
 from .packing import encode_pack, make_manifest, pack_name, unpacked, write_pack
-from .proof import Proof, Subject, judge
-from .proof import prove as run_proof
+from .proof.proof import Proof, Subject, judge
+from .proof.proof import prove as run_proof
 
 
 def merge_packs(

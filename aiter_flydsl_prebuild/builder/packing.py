@@ -1,6 +1,6 @@
 """Writing a pack: compiled kernels of one arch and one FlyDSL become one file, the same bytes for the same kernels.
 
-The layout is :mod:`aiter_flydsl_prebuild.pack`'s; what the manifest means is written down in docs/pack-format.md.
+The layout is :mod:`packs.format`'s; what the manifest means is written down in docs/pack-format.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from .. import __version__
 from ..discovery import SUFFIX
 from ..errors import CheckError, InputError
 from ..files import write_whole
-from ..flydsl_cache import Entry, python_tag
-from ..manifest import (
+from ..flydsl.cache import Entry, python_tag
+from ..packs.format import MAGIC, Pack, zstd
+from ..packs.manifest import (
     FORMAT,
     About,
     FlyDSL,
@@ -33,8 +34,7 @@ from ..manifest import (
     ToolchainFacts,
     to_json,
 )
-from ..manifest_reader import ManifestError, read_source
-from ..pack import MAGIC, Pack, zstd
+from ..packs.reader import ManifestError, read_source
 from ..sources.base import Job, Source, job_of
 from .compiling import Compiled, CompiledEntry
 from .sharding import Shard

@@ -13,10 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..digests import compiling_code, digest, own_code
+from ..dispatch.reach import UNDECODABLE, UNKNOWN, Range, ShapeReach
 from ..errors import CheckError, InputError
-from ..execution.facts import describe as describe_execution
-from ..flydsl_install import read_install
-from ..manifest import (
+from ..flydsl.install import read_install
+from ..flydsl.toolchain import Toolchain, find_toolchain, worker_environment
+from ..packs.format import Pack, PackError, read_header, zstd
+from ..packs.manifest import (
     About,
     FlyDSL,
     LeftOut,
@@ -31,15 +34,18 @@ from ..manifest import (
     ToolchainFacts,
     to_json,
 )
-from ..pack import Pack, PackError, read_header, zstd
+from ..progress import Progress
+from ..scratch import scratch_folder
 from ..sources import load_source
 from ..sources.base import Job, Options, Source
+from ..sources.planning import Plan, plan_source
+from .backends.pool import Outcome, run_jobs
+from .backends.remote import SLOTS, Batch, run_batches
 from .bound import describe_packages, files_of
 from .compiling import Compiled, Task, building_flydsl, compile_task, make_task
-from .digests import compiling_code, digest, own_code
 from .executing import execute_pack, require_emulator, wish_of
+from .execution.facts import describe as describe_execution
 from .gates import Gates, gates_of, refusal
-from .keys import KernelKeys
 from .machine import default_workers
 from .packing import (
     LEVEL,
@@ -52,20 +58,14 @@ from .packing import (
     unpacked,
     write_pack,
 )
-from .planning import Plan, plan_source
-from .pool import Outcome, run_jobs
-from .progress import Progress
-from .proof import Proof, Subject, judge, prove
-from .reach import UNDECODABLE, UNKNOWN, Range, ShapeReach
-from .remote import SLOTS, Batch, run_batches
-from .scratch import scratch_folder
+from .proof.proof import Proof, Subject, judge, prove
 from .settings import BuildSettings
 from .sharding import Shard, assign, costs_of, parse_shard
-from .store import Store, open_store
-from .toolchain import Toolchain, find_toolchain, worker_environment
+from .store.keys import KernelKeys
+from .store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from ..execution.running import Wish
+    from .execution.running import Wish
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class BuildRequest:
     source's own; ``timeout`` is in seconds for one kernel; ``workers`` None means as many as cores and memory allow;
     with an executor it says how many batches that runs at once. ``keep_going`` builds a pack although kernels are
     missing, and lists them in its manifest. ``store`` is a folder, a URL or ``off``; None means the user's choice
-    (:func:`.store.open_store`). ``shard`` builds a part of the kernels: a pack that nobody installs, to be merged with
+    (:func:`.store.store.open_store`).
+    ``shard`` builds a part of the kernels: a pack that nobody installs, to be merged with
     the other parts, and proven then. ``gates`` are what the pack must pass, before it is proven, which takes longer.
     ``execute`` runs kernels of the pack on an emulator; one that computes something else is an error.
     """
@@ -170,7 +171,7 @@ def build_pack(
     """Build and prove one pack in ``folder``; nothing is left there unless it is good.
 
     :param progress: makes the display for a number of kernels.
-    :param executor: compiles in place of this machine's own workers (:mod:`.remote`).
+    :param executor: compiles in place of this machine's own workers (:mod:`.backends.remote`).
     :raises CheckError: kernels failed (all are listed), or the proof did.
     """
     if request.execute is not None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..dispatch.rules import RULES
 from ..errors import InputError
-from .rules import RULES
 
 TABLE = "aiter-flydsl-prebuild"
 SCHEMA = Path(__file__).with_name("settings.schema.json")
@@ -100,7 +100,7 @@ def _seconds(value: float) -> float:
 
 
 def _tokens(text: str) -> tuple[int, int]:
-    from .reach import parse_tokens
+    from ..dispatch.reach import parse_tokens
 
     return parse_tokens(text)
 
@@ -118,7 +118,7 @@ def _known_bad(text: str) -> str:
 
 
 def _kernels(text: str) -> int | str | None:
-    from ..execution.facts import parse_kernels
+    from .execution.facts import parse_kernels
 
     return parse_kernels(text)
 

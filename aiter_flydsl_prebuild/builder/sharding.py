@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..digests import digest
 from ..errors import InputError
 from ..sources.base import Job, Source
-from .digests import digest
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..builder.settings import FLAG, SIZE, TOKENS, BuildSettings, Group, Kind, S
 from ..errors import CheckError, InputError
 
 if TYPE_CHECKING:
-    from ..pack import Pack
+    from ..packs.format import Pack
 
 
 _TITLES: dict[Group, str] = {
@@ -125,7 +125,7 @@ def naming(wheel: Path | None, folder: Path) -> Iterator[None]:
 
     :raises CheckError: in place of a PackError.
     """
-    from ..pack import PackError
+    from ..packs.format import PackError
 
     try:
         yield
@@ -138,9 +138,9 @@ def opened(wheel: Path) -> list[Pack]:
 
     :raises CheckError: one is damaged.
     """
-    from ..builder.proof import open_subject
-    from ..builder.scratch import scratch_folder
-    from ..pack import Pack
+    from ..builder.proof.proof import open_subject
+    from ..packs.format import Pack
+    from ..scratch import scratch_folder
 
     with scratch_folder("open") as folder, naming(wheel, folder):
         return [Pack(str(path)) for path in open_subject(wheel, folder).packs]

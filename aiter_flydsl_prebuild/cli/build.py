@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckError
-from ..manifest import to_json
+from ..packs.manifest import to_json
 from . import arguments
 from .result import Result
 
@@ -27,15 +27,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Build a wheel, or with ``--shard`` a part."""
-    from ..builder import needs
+    from .. import needs
 
     # All that is missing at once: what the wheel takes, too.
     needs.require("build", *needs.COMPILING, *needs.WHEEL)
     from ..builder.building import build
     from ..builder.epoch import source_date_epoch
     from ..builder.gates import gates_of, refusal
-    from ..builder.scratch import scratch_folder
-    from ..builder.wheel import build_wheel, unordered
+    from ..builder.wheels.wheel import build_wheel, unordered
+    from ..scratch import scratch_folder
     from . import show
 
     settings = arguments.asked(args)

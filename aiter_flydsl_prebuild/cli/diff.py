@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Compare them."""
-    from ..builder.diffing import diff
+    from ..builder.reports.diffing import diff
     from . import show
 
     found = diff(arguments.opened(args.old), arguments.opened(args.new))

@@ -23,9 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """List the kernels, and extract what was asked for."""
-    from ..builder.inspecting import extract, summarize
-    from ..builder.proof import open_subject
-    from ..builder.scratch import scratch_folder
+    from ..builder.proof.proof import open_subject
+    from ..builder.reports.inspecting import extract, summarize
+    from ..scratch import scratch_folder
     from . import show
 
     with scratch_folder("inspect") as folder, arguments.naming(args.wheel, folder):

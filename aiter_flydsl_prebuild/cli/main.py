@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import NoReturn
 
 from .. import __version__
-from ..builder.needs import MODULES, MissingError
-from ..builder.processes import terminated_cleanly
 from ..errors import InputError, PrebuildError
+from ..needs import MODULES, MissingError
+from ..processes import terminated_cleanly
 from . import build, check, diff, doctor, inspect, merge, plan, report, seed, startup, status, store, verify, warm
 from .result import Result
 

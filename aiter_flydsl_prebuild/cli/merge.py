@@ -25,14 +25,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Join them, prove what was not proven, and make a wheel."""
-    from ..builder import needs
+    from .. import needs
 
     needs.require("merge", *needs.WHEEL)
     from ..builder.epoch import source_date_epoch
     from ..builder.merging import merge_packs
-    from ..builder.proof import open_subject
-    from ..builder.scratch import scratch_folder
-    from ..builder.wheel import build_wheel, unordered
+    from ..builder.proof.proof import open_subject
+    from ..builder.wheels.wheel import build_wheel, unordered
+    from ..scratch import scratch_folder
 
     source_date_epoch()  # a fault in it is known before anything is proven
     with arguments.output_folder(args.out) as out, scratch_folder("merge") as folder:

@@ -10,9 +10,9 @@ from . import arguments
 from .result import Result
 
 if TYPE_CHECKING:
-    from ..builder.planning import LayerPlan
-    from ..manifest import LeftOut
+    from ..packs.manifest import LeftOut
     from ..sources.base import Job
+    from ..sources.planning import LayerPlan
 
 HELP = "which kernels the tuned tables reach, for every token count"
 INTERRUPTED = ""
@@ -37,14 +37,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Plan; or list what servers compiled (``--from-log``), or what layers get (``--shape``)."""
-    from ..builder.fromlog import read_log, wanted
-    from ..builder.planning import parse_layer, plan_layers, plan_source, unknown_kernels
-    from ..builder.reach import plan_reach, to_json
-    from ..builder.rules import RULES
-    from ..builder.tables import read_tables
-    from ..manifest import to_json as facts
+    from ..dispatch.fromlog import read_log, wanted
+    from ..dispatch.reach import plan_reach, to_json
+    from ..dispatch.rules import RULES
+    from ..dispatch.tables import read_tables
+    from ..packs.manifest import to_json as facts
     from ..sources import load_source
     from ..sources.base import Options
+    from ..sources.planning import parse_layer, plan_layers, plan_source, unknown_kernels
     from . import show
 
     asked = arguments.asked(args)
@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _layers_to_json(found: LayerPlan) -> dict[str, Any]:
-    from ..builder.reach import to_json
-    from ..manifest import to_json as facts
+    from ..dispatch.reach import to_json
+    from ..packs.manifest import to_json as facts
 
     value = to_json(found.reach)
     for entry, shape in zip(found.reach.shapes, value["shapes"], strict=True):

@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Write the report of each pack."""
-    from ..builder.reporting import require, subject_of, write
+    from ..builder.reports.reporting import require, subject_of, write
 
     require()
     packs = arguments.opened(args.wheel)

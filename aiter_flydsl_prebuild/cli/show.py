@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from ..report import covered
 
 if TYPE_CHECKING:
-    from ..builder.diffing import Difference
-    from ..builder.fromlog import Wanted
-    from ..builder.inspecting import Summary
-    from ..builder.planning import LayerPlan
-    from ..builder.proof import Proof
-    from ..builder.reach import Range, Reach
-    from ..builder.store import Statistics
-    from ..builder.verifying import Verification
-    from ..builder.warming import WarmReport
-    from ..execution.running import Execution
-    from ..manifest import LeftOut, PackedKernel
+    from ..builder.execution.running import Execution
+    from ..builder.proof.proof import Proof
+    from ..builder.proof.verifying import Verification
+    from ..builder.reports.diffing import Difference
+    from ..builder.reports.inspecting import Summary
+    from ..builder.store.store import Statistics
+    from ..dispatch.fromlog import Wanted
+    from ..dispatch.reach import Range, Reach
+    from ..packs.manifest import LeftOut, PackedKernel
     from ..report import SeedReport
+    from ..sources.planning import LayerPlan
+    from ..warming import WarmReport
 
 _LINES = 12
 
@@ -49,7 +49,7 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> Non
 
     0 CUs are every partition that no row is for; ``beside`` counts compiles that no table leads to.
     """
-    from ..builder.reach import UNDECODABLE
+    from ..dispatch.reach import UNDECODABLE
 
     header = ("op", "arch", "CUs", "N", "K", "scales", "kernels", "other libraries", "uncovered")
     rows = []
@@ -76,7 +76,7 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> Non
 
 def layers(found: LayerPlan) -> None:
     """For each shape a line for every run of token counts, who serves it and why."""
-    from ..builder.planning import without
+    from ..sources.planning import without
 
     for entry in found.reach.shapes:
         shape = entry.shape
@@ -122,7 +122,7 @@ def _few(counts: Sequence[int]) -> str:
 
 def build(result: dict[str, Any]) -> None:
     """The wheel and what it cost."""
-    from ..manifest import LeftOut
+    from ..packs.manifest import LeftOut
 
     proof = result["proof"]
     print(result["wheel"] or result["part"])

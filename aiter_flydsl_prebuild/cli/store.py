@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _stats(args: argparse.Namespace) -> Result:
-    from ..builder.store import open_store, statistics
+    from ..builder.store.store import open_store, statistics
     from . import show
 
     found = statistics(open_store(args.store).shelf())
@@ -60,7 +60,7 @@ def _stats(args: argparse.Namespace) -> Result:
 
 
 def _times(args: argparse.Namespace) -> Result:
-    from ..builder.store import compile_times, open_store
+    from ..builder.store.store import compile_times, open_store
 
     value = {"seconds_of": compile_times(open_store(args.store).shelf())}
     # What --shard-times reads, with and without --json.
@@ -68,7 +68,7 @@ def _times(args: argparse.Namespace) -> Result:
 
 
 def _gc(args: argparse.Namespace) -> Result:
-    from ..builder.store import collect_garbage, open_store
+    from ..builder.store.store import collect_garbage, open_store
 
     shelf = open_store(args.store).shelf()
     removed = collect_garbage(shelf, keep_seconds=args.days * 86400, keep_bytes=args.max_size)

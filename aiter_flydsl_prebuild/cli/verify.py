@@ -11,7 +11,7 @@ from . import arguments
 from .result import Result
 
 if TYPE_CHECKING:
-    from ..execution.running import Wish
+    from ..builder.execution.running import Wish
 
 HELP = "prove that serving compiles nothing"
 INTERRUPTED = ""
@@ -46,12 +46,12 @@ def run(args: argparse.Namespace) -> Result:
     if args.execute:
         return _execute(args)
     _wish(args)
-    from ..builder import needs
+    from .. import needs
 
     needs.require("verify", *needs.PROVING, *(needs.CHECKING if args.wheel else ()))
-    from ..builder.proof import open_subject
-    from ..builder.scratch import scratch_folder
-    from ..builder.verifying import verify
+    from ..builder.proof.proof import open_subject
+    from ..builder.proof.verifying import verify
+    from ..scratch import scratch_folder
     from . import show
 
     with scratch_folder("verify") as folder, arguments.naming(args.wheel, folder):
@@ -77,12 +77,12 @@ def _wish(args: argparse.Namespace) -> Wish | None:
 def _execute(args: argparse.Namespace) -> Result:
     from dataclasses import replace
 
-    from ..builder.progress import Progress
-    from ..builder.proof import open_subject
-    from ..builder.scratch import scratch_folder
-    from ..builder.store import open_store
-    from ..builder.verifying import only_packs
-    from ..execution.running import execute, shown
+    from ..builder.execution.running import execute, shown
+    from ..builder.proof.proof import open_subject
+    from ..builder.proof.verifying import only_packs
+    from ..builder.store.store import open_store
+    from ..progress import Progress
+    from ..scratch import scratch_folder
     from . import show
 
     if args.cold or args.exhaustive or args.tokens:

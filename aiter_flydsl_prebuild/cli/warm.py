@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Seed and call."""
-    from ..builder.warming import warm
+    from ..warming import warm
     from . import show
 
     report = warm(args.package, trusted=args.source)

@@ -1,6 +1,7 @@
 """Execution: run the code objects of a pack, and compare what they compute with a numpy reference.
 
-Part of the build half. The layers, each knowing only those above it:
+The process that executes, and the command, are in :mod:`builder.execution`.
+The layers, each knowing only those above it:
 
 * :mod:`.faults`, :mod:`.floats` - errors; the number formats of the operands
 * :mod:`.memory`, :mod:`.image`, :mod:`.registers` - guarded arrays; loaded code objects; the state of a wave
@@ -10,7 +11,7 @@ Part of the build half. The layers, each knowing only those above it:
 * :mod:`.program`, :mod:`.machine` - decoding, once per code object; waves, barriers and workgroups
 * :mod:`.hip` - the HIP library that FlyDSL's own host code launches into
 * :mod:`.problem`, :mod:`.gemm` - operands, references, and the comparison
-* :mod:`.launchers`, :mod:`.executor`, :mod:`.running` - where kernels run; the process that runs them; the command
+* :mod:`.launchers` - where kernels run
 
 It imports numpy, and tinygrad and FlyDSL only in the process that executes.
 """

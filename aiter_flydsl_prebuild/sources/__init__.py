@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from ..builder.needs import MODULES, MissingError
 from ..errors import InputError
+from ..needs import MODULES, MissingError
 
 if TYPE_CHECKING:
     from .base import Options, Source

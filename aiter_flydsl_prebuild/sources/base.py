@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..builder.reach import Range, Reach, Shape
+from ..dispatch.reach import Range, Reach, Shape
 from ..errors import InputError
-from ..manifest import LAYER, LeftOut, Manifest, MissingKernel, PackedKernel, kernel_label
+from ..packs.manifest import LAYER, LeftOut, Manifest, MissingKernel, PackedKernel, kernel_label
 
 if TYPE_CHECKING:
-    from ..builder.doctor import Finding
     from ..execution.problem import Problem
+    from .environment import Finding
 
 _OWN = __name__.partition(".")[0]
 
@@ -95,7 +95,7 @@ class Source(ABC):
             raise InputError(f"the source {self.name} has no {' and no '.join(unknown)} to choose from")
 
     def rule(self) -> str:
-        """The rule of :data:`rules.RULES` that the run-time dispatch follows."""
+        """The rule of :data:`dispatch.rules.RULES` that the run-time dispatch follows."""
         return "newest"
 
     def untuned_shapes(self, arch: str) -> list[Shape]:

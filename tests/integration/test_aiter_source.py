@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 import aiter_checkout
-from aiter_flydsl_prebuild.builder import rules
-from aiter_flydsl_prebuild.builder.proof import open_subject
-from aiter_flydsl_prebuild.builder.tables import Shape
+from aiter_flydsl_prebuild.builder.proof.proof import open_subject
+from aiter_flydsl_prebuild.dispatch import rules
+from aiter_flydsl_prebuild.dispatch.tables import Shape
 from aiter_flydsl_prebuild.errors import CheckError, InputError
-from aiter_flydsl_prebuild.manifest import to_json
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import to_json
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.aiter import installed, needs, ops, tables
 from aiter_flydsl_prebuild.sources.aiter.source import counts_to_compile, model_lists
@@ -485,8 +485,9 @@ sys.modules["module_aiter_core"] = standins._core_module(Path("/nowhere"))  # th
 import aiter
 from aiter.jit.utils import chip_info
 from aiter.ops import gemm_op_common
-from aiter_flydsl_prebuild.builder import rules, warming
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild import warming
+from aiter_flydsl_prebuild.dispatch import rules
+from aiter_flydsl_prebuild.packs.format import Pack
 chip_info.get_gfx_runtime, chip_info.get_cu_num = (lambda: "gfx950"), (lambda: 256)
 gemm_op_common.get_padded_m = lambda m, n, k, level: rules.padded_m(m, n, level, rules.RULES[0])
 standins._replace_stream()

@@ -12,8 +12,8 @@ import pytest
 
 from aiter_flydsl_prebuild.binding import InstalledCode
 from aiter_flydsl_prebuild.compute_units import Serving, serving
-from aiter_flydsl_prebuild.manifest import to_json
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import to_json
 from packs import files_of, flydsl_here, forge, make_wheel, pack_in
 from processes import SUPPORT, prebuild
 

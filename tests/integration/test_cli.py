@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder import needs
+from aiter_flydsl_prebuild import needs
 from aiter_flydsl_prebuild.cli import main as cli
 from aiter_flydsl_prebuild.cli.result import Result
 from aiter_flydsl_prebuild.errors import CheckError, InputError, PrebuildError
-from aiter_flydsl_prebuild.pack import PackError
+from aiter_flydsl_prebuild.packs.format import PackError
 from processes import ROOT, run_python, start_interruptible
 
 if sys.version_info >= (3, 11):
@@ -85,7 +85,7 @@ def test_the_other_commands_name_the_extra_that_they_need(bare_server: Path, whe
 
 def test_installed_kernels_that_nothing_can_call_are_said(bare_server: Path, wheel: Path, tmp_path: Path) -> None:
     script = (
-        "import sys, aiter_flydsl_prebuild.builder.warming as w\n"
+        "import sys, aiter_flydsl_prebuild.warming as w\n"
         "w.find_packs = lambda packages: ['a.fkpack']\n"
         "print(w.warm().problems)"
     )

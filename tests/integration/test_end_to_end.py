@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder import proof
-from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
-from aiter_flydsl_prebuild.manifest import LAYER, kernel_label, to_json
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.builder.proof import proof
+from aiter_flydsl_prebuild.flydsl.install import interpreter_abi
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import LAYER, kernel_label, to_json
 from packs import files_of, forge, make_wheel, pack_in
 from processes import ROOT, SUPPORT, prebuild, run_python, start_interruptible, wait_until
 

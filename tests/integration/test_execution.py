@@ -14,17 +14,18 @@ for module in ("flydsl", "torch", "msgpack", "elftools"):
     pytest.importorskip(module)
 np = pytest.importorskip("numpy")
 
-from aiter_flydsl_prebuild.builder.proof import open_subject  # noqa: E402
-from aiter_flydsl_prebuild.builder.store import open_store  # noqa: E402
+from aiter_flydsl_prebuild.builder.execution import selection  # noqa: E402
+from aiter_flydsl_prebuild.builder.execution.facts import executed, parse_kernels  # noqa: E402
+from aiter_flydsl_prebuild.builder.execution.running import Executed, Wish, execute  # noqa: E402
+from aiter_flydsl_prebuild.builder.proof.proof import open_subject  # noqa: E402
+from aiter_flydsl_prebuild.builder.store.store import open_store  # noqa: E402
 from aiter_flydsl_prebuild.errors import CheckError, InputError  # noqa: E402
-from aiter_flydsl_prebuild.execution import gemm, selection  # noqa: E402
-from aiter_flydsl_prebuild.execution.facts import executed, parse_kernels  # noqa: E402
+from aiter_flydsl_prebuild.execution import gemm  # noqa: E402
 from aiter_flydsl_prebuild.execution.faults import AccessError, ExecutionError  # noqa: E402
 from aiter_flydsl_prebuild.execution.memory import Memory  # noqa: E402
 from aiter_flydsl_prebuild.execution.problem import Expected, Outcome, Problem, output  # noqa: E402
-from aiter_flydsl_prebuild.execution.running import Executed, Wish, execute  # noqa: E402
 from aiter_flydsl_prebuild.execution.tinygrad import checkout  # noqa: E402
-from aiter_flydsl_prebuild.pack import Pack  # noqa: E402
+from aiter_flydsl_prebuild.packs.format import Pack  # noqa: E402
 from aiter_flydsl_prebuild.sources import load_source  # noqa: E402
 from processes import SUPPORT, prebuild, run_python  # noqa: E402
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import faults
-from aiter_flydsl_prebuild import fitting, flydsl_cache, seed
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild import fitting, seed
+from aiter_flydsl_prebuild.flydsl import cache as flydsl_cache
+from aiter_flydsl_prebuild.packs.format import Pack
 from packs import flydsl_here, forge, install_here, make_compiled, make_pack
 from processes import SUPPORT, run_python
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.discovery import default_cache_dir, rocm_root
 from aiter_flydsl_prebuild.errors import PrebuildError
-from aiter_flydsl_prebuild.flydsl_install import read_install
+from aiter_flydsl_prebuild.flydsl import cache
+from aiter_flydsl_prebuild.flydsl.install import read_install
 from packs import install_here
 from processes import flydsl_environment, run_python
 

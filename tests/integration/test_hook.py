@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.reach import plan_reach
-from aiter_flydsl_prebuild.builder.tables import read_tables
-from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
+from aiter_flydsl_prebuild.dispatch.reach import plan_reach
+from aiter_flydsl_prebuild.dispatch.tables import read_tables
+from aiter_flydsl_prebuild.flydsl.install import interpreter_abi
 from aiter_flydsl_prebuild.sources.base import jobs_of
 from aiter_flydsl_prebuild.sources.reference.source import table_path
 from packs import flydsl_here, make_compiled, make_pack, pack_in

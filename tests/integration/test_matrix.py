@@ -19,7 +19,7 @@ import pytest
 
 import aiter_checkout
 import fake_hip
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain
+from aiter_flydsl_prebuild.flydsl.toolchain import Toolchain
 from packs import open_to_others
 from processes import ARCH, ROOT, SUPPORT, flydsl_environment, run_python
 

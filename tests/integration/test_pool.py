@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from aiter_flydsl_prebuild.builder.backends.pool import Outcome, run_jobs
 from aiter_flydsl_prebuild.builder.machine import available_memory, default_workers
-from aiter_flydsl_prebuild.builder.pool import Outcome, run_jobs
-from aiter_flydsl_prebuild.builder.toolchain import scrubbed_environment
+from aiter_flydsl_prebuild.flydsl.toolchain import scrubbed_environment
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONHASHSEED": "0", "MARK": "worker"}

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiter_flydsl_prebuild import flydsl_cache
-from aiter_flydsl_prebuild.builder.codeobject import embedded_code_objects, read_code_object
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain
-from aiter_flydsl_prebuild.sources.reference.grammar import Config, parse
+from aiter_flydsl_prebuild.dispatch.reference_names import Config, parse
+from aiter_flydsl_prebuild.flydsl import cache as flydsl_cache
+from aiter_flydsl_prebuild.flydsl.toolchain import Toolchain
+from aiter_flydsl_prebuild.packs.codeobject import embedded_code_objects, read_code_object
 from processes import ROOT, SUPPORT, flydsl_environment
 
 if not os.environ.get("TINYGRAD_SOURCE"):

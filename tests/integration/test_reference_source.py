@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain
-from aiter_flydsl_prebuild.sources.reference.grammar import Config, check_shape, parse
+from aiter_flydsl_prebuild.dispatch.reference_names import Config, check_shape, parse
+from aiter_flydsl_prebuild.flydsl.toolchain import Toolchain
 from processes import ROOT, SUPPORT, flydsl_environment, prebuild
 
 TABLE = ROOT / "tuned_configs" / "reference_mxfp8_tuned_gemm.csv"
@@ -256,7 +256,7 @@ def test_operands_outside_the_contract(dispatch: Any, which: str, change: Any, p
 
 def test_the_light_half_needs_no_flydsl() -> None:
     code = (
-        "import sys, aiter_flydsl_prebuild.sources.reference.grammar\n"
+        "import sys, aiter_flydsl_prebuild.dispatch.reference_names\n"
         "sys.exit(any(m in sys.modules for m in ('torch', 'flydsl', 'numpy')))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 
+from aiter_flydsl_prebuild.builder.backends.remote import Batch, batches, compile_batch
 from aiter_flydsl_prebuild.builder.compiling import building_flydsl
-from aiter_flydsl_prebuild.builder.digests import compiling_code
 from aiter_flydsl_prebuild.builder.pipeline import BuildRequest, build_pack
-from aiter_flydsl_prebuild.builder.planning import plan_source
-from aiter_flydsl_prebuild.builder.progress import Progress
-from aiter_flydsl_prebuild.builder.remote import Batch, batches, compile_batch
-from aiter_flydsl_prebuild.builder.scratch import remove_abandoned
-from aiter_flydsl_prebuild.builder.toolchain import find_toolchain
+from aiter_flydsl_prebuild.digests import compiling_code
 from aiter_flydsl_prebuild.errors import CheckError
+from aiter_flydsl_prebuild.flydsl.toolchain import find_toolchain
+from aiter_flydsl_prebuild.progress import Progress
+from aiter_flydsl_prebuild.scratch import remove_abandoned
 from aiter_flydsl_prebuild.sources import load_source
+from aiter_flydsl_prebuild.sources.planning import plan_source
 from packs import make_job
 from processes import prebuild, wait_until
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.sbom import bill_of_materials
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.builder.wheels.sbom import bill_of_materials
+from aiter_flydsl_prebuild.packs.format import Pack
 from packs import make_compiled, make_pack
 from processes import ROOT, prebuild, run_python
 

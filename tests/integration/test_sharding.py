@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from aiter_flydsl_prebuild.builder.packing import encode_pack
 from aiter_flydsl_prebuild.builder.sharding import assign, costs_of, parse_shard
 from aiter_flydsl_prebuild.errors import InputError
-from aiter_flydsl_prebuild.manifest import to_json
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import to_json
 from aiter_flydsl_prebuild.sources import load_source
 from packs import make_job, pack_in
 from processes import prebuild

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild import marker, seed, status
+from aiter_flydsl_prebuild import discovery, marker, seed, status
 from aiter_flydsl_prebuild.errors import CheckError
 from packs import install_here, make_compiled, make_pack
 from processes import prebuild, run_python
@@ -225,12 +225,12 @@ def test_a_file_system_without_times_of_change_gets_no_marker(tmp_path: Path, mo
     file = tmp_path / "ocml.bc"
     file.write_bytes(b"one")
     real = os.stat(file)
-    assert marker.unchanged(marker.state_of(str(file)))
+    assert discovery.unchanged(discovery.state_of(str(file)))
     flat = SimpleNamespace(st_ctime_ns=10**9, st_mtime_ns=10**9, st_ino=real.st_ino, st_size=real.st_size)
     monkeypatch.setattr(os, "stat", lambda *a, **k: flat)
-    with pytest.raises(marker.UncertainError):
-        marker.state_of(str(file))
-    assert not marker.unchanged(f"{file} {10**9} {10**9} {real.st_ino} {real.st_size}")
+    with pytest.raises(discovery.UncertainError):
+        discovery.state_of(str(file))
+    assert not discovery.unchanged(f"{file} {10**9} {10**9} {real.st_ino} {real.st_size}")
     monkeypatch.undo()
     environ = {
         "AITER_FLYDSL_PREBUILD_ARCH": "gfx950",
@@ -241,7 +241,7 @@ def test_a_file_system_without_times_of_change_gets_no_marker(tmp_path: Path, mo
     bitcode.mkdir(parents=True)
     file.rename(bitcode / "ocml.bc")
     pack = make_pack(tmp_path / "a.fkpack", KERNELS)
-    monkeypatch.setattr(marker, "state_of", lambda path: (_ for _ in ()).throw(marker.UncertainError(path)))
+    monkeypatch.setattr(marker, "state_of", lambda path: (_ for _ in ()).throw(discovery.UncertainError(path)))
     assert seed(packs=[str(pack)], environ=environ).written == 6
     assert seed(packs=[str(pack)], environ=environ).written == 0
     assert not list((tmp_path / "cache").rglob("seeded-*"))

@@ -18,11 +18,11 @@ import pytest
 
 import aiter_checkout
 from aiter_flydsl_prebuild import files
-from aiter_flydsl_prebuild.builder import store
 from aiter_flydsl_prebuild.builder.compiling import building_flydsl
-from aiter_flydsl_prebuild.builder.keys import KernelKeys
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain
+from aiter_flydsl_prebuild.builder.store import store
+from aiter_flydsl_prebuild.builder.store.keys import KernelKeys
 from aiter_flydsl_prebuild.errors import InputError
+from aiter_flydsl_prebuild.flydsl.toolchain import Toolchain
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.aiter import code, installed
 from aiter_flydsl_prebuild.sources.aiter.ops import OPS, PerToken
@@ -409,7 +409,7 @@ def test_imports_are_followed_below_the_folder_of_kernels(tmp_path: Path) -> Non
 TRACE = """
 import json, sys
 from pathlib import Path
-from aiter_flydsl_prebuild.builder.planning import plan_source
+from aiter_flydsl_prebuild.sources.planning import plan_source
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.aiter import code, installed
 from aiter_flydsl_prebuild.sources.aiter.ops import OPS

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from aiter_flydsl_prebuild import seed, status
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain
+from aiter_flydsl_prebuild.flydsl.toolchain import Toolchain
 from aiter_flydsl_prebuild.target import driver_arches, environment_arch, featured, gfx_name, target_arches
 from packs import make_compiled, make_pack
 from processes import SUPPORT, flydsl_environment, run_python

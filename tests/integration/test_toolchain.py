@@ -15,16 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from aiter_flydsl_prebuild.builder import toolchain as module
-from aiter_flydsl_prebuild.builder.toolchain import (
-    Toolchain,
-    find_bitcode,
-    find_toolchain,
-    scrubbed_environment,
-    survey,
-)
 from aiter_flydsl_prebuild.errors import CheckError, PrebuildError
-from aiter_flydsl_prebuild.flydsl_cache import bitcode_digest
+from aiter_flydsl_prebuild.flydsl import toolchain as module
+from aiter_flydsl_prebuild.flydsl.cache import bitcode_digest
+from aiter_flydsl_prebuild.flydsl.toolchain import Toolchain, find_bitcode, find_toolchain, scrubbed_environment, survey
 from processes import SUPPORT
 
 REAL = [candidate for candidate in survey() if candidate.problem is None]
@@ -89,7 +83,8 @@ def compile_tiny(toolchain: Toolchain, folder: Path) -> Path:
 
 CLOSED = """
 import json, os, sys
-from aiter_flydsl_prebuild.builder import doctor, toolchain
+from aiter_flydsl_prebuild.builder import doctor
+from aiter_flydsl_prebuild.flydsl import toolchain
 from aiter_flydsl_prebuild.errors import CheckError
 doctor.examine()  # loads what this user may load, and the other perhaps not
 if os.geteuid() == 0:
@@ -354,7 +349,7 @@ def test_a_read_only_home(bare: dict[str, str], tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     script = (
-        "from aiter_flydsl_prebuild.builder.toolchain import find_toolchain\n"
+        "from aiter_flydsl_prebuild.flydsl.toolchain import find_toolchain\n"
         "found = find_toolchain()\n"
         "assert (found.rocm_root / 'llvm' / 'bin' / 'ld.lld').is_file()\n"
         "print(found.linker_version, found.rocm_root)\n"
@@ -378,7 +373,7 @@ def test_concurrent_builders_agree(bare: dict[str, str], tmp_path: Path) -> None
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from aiter_flydsl_prebuild.builder import toolchain as t\n"
+        "from aiter_flydsl_prebuild.flydsl import toolchain as t\n"
         "base, start = Path(sys.argv[1]), float(sys.argv[2])\n"
         "time.sleep(max(0, start - time.time()))\n"
         "for n in range(200):\n"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.flydsl.toolchain import Toolchain
+from aiter_flydsl_prebuild.packs.format import Pack
 from packs import make_compiled, make_job, make_pack, pack_in
 from processes import ARCH, SUPPORT, flydsl_environment, run_python
 

@@ -12,9 +12,9 @@ import pytest
 from packaging.version import Version
 
 from aiter_flydsl_prebuild.builder.epoch import source_date_epoch
-from aiter_flydsl_prebuild.builder.wheel import build_wheel, unordered, wheel_version
+from aiter_flydsl_prebuild.builder.wheels.wheel import build_wheel, unordered, wheel_version
 from aiter_flydsl_prebuild.errors import InputError
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.packs.format import Pack
 from packs import flydsl_here, make_compiled, make_pack
 from processes import run_python
 

@@ -55,7 +55,7 @@ def launched(image: bytes, name: str, sizes: list[int], lds: int, parameters: in
 
 host = hip.Host(library, launched)
 
-from aiter_flydsl_prebuild.pack import Pack  # noqa: E402
+from aiter_flydsl_prebuild.packs.format import Pack  # noqa: E402
 from aiter_flydsl_prebuild.seeding import seed  # noqa: E402
 from aiter_flydsl_prebuild.sources import load_source  # noqa: E402
 from aiter_flydsl_prebuild.sources.base import job_of  # noqa: E402

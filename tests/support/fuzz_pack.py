@@ -50,7 +50,7 @@ INTERESTING: list[Any] = [
 
 def as_pack(data: bytes) -> bytes:
     """The pack that an input stands for."""
-    from aiter_flydsl_prebuild.pack import MAGIC, zstd
+    from aiter_flydsl_prebuild.packs.format import MAGIC, zstd
 
     kind, rest = (data[0] % 4, data[1:]) if data else (0, b"")
     if kind == 0:
@@ -106,8 +106,8 @@ class Sandbox:
 def try_input(data: bytes, sandbox: Sandbox, whole: Callable[[bytes], bytes] = as_pack) -> str:
     """Read and seed the pack of an input; returns ``taken`` or the reader's line. Raises what must never be raised."""
     from aiter_flydsl_prebuild import seeding, stamps
-    from aiter_flydsl_prebuild.flydsl_install import Install
-    from aiter_flydsl_prebuild.pack import Pack, PackError, read_header
+    from aiter_flydsl_prebuild.flydsl.install import Install
+    from aiter_flydsl_prebuild.packs.format import Pack, PackError, read_header
     from aiter_flydsl_prebuild.target import Target
 
     sandbox.pack.write_bytes(whole(data))
@@ -146,7 +146,7 @@ def try_input(data: bytes, sandbox: Sandbox, whole: Callable[[bytes], bytes] = a
 
 def stub_toolchain() -> None:
     """No FlyDSL is needed to fuzz the reader: the key of its files is a constant here."""
-    from aiter_flydsl_prebuild import flydsl_cache
+    from aiter_flydsl_prebuild.flydsl import cache as flydsl_cache
 
     flydsl_cache.toolchain_key = lambda install, bitcode: "toolchain"
 
@@ -238,8 +238,8 @@ def first_inputs(folder: Path) -> None:
     """Valid packs of both generations, in every form of input."""
     sys.path.insert(0, str(HERE))
     from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, write_pack
-    from aiter_flydsl_prebuild.flydsl_cache import CALL_KEY
-    from aiter_flydsl_prebuild.manifest import to_json
+    from aiter_flydsl_prebuild.flydsl.cache import CALL_KEY
+    from aiter_flydsl_prebuild.packs.manifest import to_json
     from packs import ABOUT, flydsl_here, make_compiled
 
     portable = [make_compiled(f"k{i}", f"module {{ {i} }}") for i in range(3)]
@@ -278,7 +278,7 @@ def main() -> None:
     import atheris
 
     with atheris.instrument_imports(include=["aiter_flydsl_prebuild", "json"]):
-        import aiter_flydsl_prebuild.pack
+        import aiter_flydsl_prebuild.packs.format
         import aiter_flydsl_prebuild.seeding  # noqa: F401
     stub_toolchain()
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.builder.compiling import Compiled, CompiledEntry
 from aiter_flydsl_prebuild.builder.packing import compress, encode_pack, make_manifest, missing_kernel, write_pack
-from aiter_flydsl_prebuild.builder.tables import Shape
-from aiter_flydsl_prebuild.flydsl_install import Install, interpreter_abi, known_identities, read_install
-from aiter_flydsl_prebuild.manifest import (
+from aiter_flydsl_prebuild.dispatch.tables import Shape
+from aiter_flydsl_prebuild.flydsl import cache
+from aiter_flydsl_prebuild.flydsl.install import Install, interpreter_abi, known_identities, read_install
+from aiter_flydsl_prebuild.packs.format import MAGIC
+from aiter_flydsl_prebuild.packs.manifest import (
     About,
     CodeFacts,
     FlyDSL,
@@ -28,7 +29,6 @@ from aiter_flydsl_prebuild.manifest import (
     ToolchainFacts,
     to_json,
 )
-from aiter_flydsl_prebuild.pack import MAGIC
 from aiter_flydsl_prebuild.sources.base import Job
 
 FIELDS = {"entry": "gemm", "processor_refs": [], "link_libs": [], "uses_explicit_module": False}

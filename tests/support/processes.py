@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aiter_flydsl_prebuild.builder.toolchain import Toolchain, scrubbed_environment
+from aiter_flydsl_prebuild.flydsl.toolchain import Toolchain, scrubbed_environment
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]

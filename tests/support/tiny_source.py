@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from aiter_flydsl_prebuild.builder.tables import Shape
+from aiter_flydsl_prebuild.dispatch.tables import Shape
 from aiter_flydsl_prebuild.sources.base import Job, Source
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild.binding import InstalledCode, find_package, installed_version
 from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, unpacked
-from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
-from aiter_flydsl_prebuild.manifest import to_json
-from aiter_flydsl_prebuild.pack import Pack, PackError
+from aiter_flydsl_prebuild.flydsl import cache
+from aiter_flydsl_prebuild.flydsl.install import interpreter_abi
+from aiter_flydsl_prebuild.packs.format import Pack, PackError
+from aiter_flydsl_prebuild.packs.manifest import to_json
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.base import Options
 from packs import ABOUT, flydsl_here, forge, install_here, make_compiled, make_job, make_pack
@@ -245,7 +245,7 @@ def test_a_version_is_that_of_the_folder(tmp_path: Path) -> None:
 def test_what_sources_bind_to(tmp_path: Path, monkeypatch: Any) -> None:
     job = make_job()
     reference = load_source("reference", Options())
-    own = {f"aiter_flydsl_prebuild/sources/reference/{name}.py" for name in ("grammar", "kernel")}
+    own = {f"aiter_flydsl_prebuild/{name}.py" for name in ("dispatch/reference_names", "sources/reference/kernel")}
     assert set(reference.bound_files(job)) == own
     (tmp_path / "their_server" / "inner").mkdir(parents=True)
     for name in ("__init__", "helpers", "inner/__init__", "inner/deep"):

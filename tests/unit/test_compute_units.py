@@ -10,13 +10,13 @@ import pytest
 
 from aiter_flydsl_prebuild import seed, status, target
 from aiter_flydsl_prebuild.builder.compiling import Compiled
-from aiter_flydsl_prebuild.builder.reach import KernelReach, Reach, ShapeReach
 from aiter_flydsl_prebuild.cli import show
 from aiter_flydsl_prebuild.compute_units import Serving, serving, unserved
 from aiter_flydsl_prebuild.discovery import PACKS_VARIABLE
+from aiter_flydsl_prebuild.dispatch.reach import KernelReach, Reach, ShapeReach
 from aiter_flydsl_prebuild.errors import CheckError
-from aiter_flydsl_prebuild.manifest import ShapeFacts
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import ShapeFacts
 from aiter_flydsl_prebuild.sources.base import jobs_of
 from packs import ABOUT, make_compiled, make_job, make_pack
 from processes import run_python

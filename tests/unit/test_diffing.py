@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiter_flydsl_prebuild.builder.compiling import Compiled
-from aiter_flydsl_prebuild.builder.diffing import diff
 from aiter_flydsl_prebuild.builder.packing import encode_pack
-from aiter_flydsl_prebuild.manifest import to_json
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.builder.reports.diffing import diff
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import to_json
 from packs import flydsl_here, make_pack, make_shape
 from packs import make_described as kernel
 from processes import prebuild

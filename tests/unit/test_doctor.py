@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from aiter_flydsl_prebuild.builder import doctor
-from aiter_flydsl_prebuild.builder.doctor import Finding, examine, ok, render, to_json
-from aiter_flydsl_prebuild.builder.toolchain import Candidate, survey
-from aiter_flydsl_prebuild.flydsl_install import Install
+from aiter_flydsl_prebuild.builder.doctor import examine, ok, render, to_json
+from aiter_flydsl_prebuild.flydsl.install import Install
+from aiter_flydsl_prebuild.flydsl.toolchain import Candidate, survey
+from aiter_flydsl_prebuild.sources.environment import Finding
 
 
 def found(findings: list[Finding], name: str) -> Finding:
@@ -93,7 +94,7 @@ def test_flydsl(monkeypatch: pytest.MonkeyPatch, install: Install | None, status
 
 def test_no_linker(home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Candidate("PATH", "/bin/ld.lld", ("/bin/ld.lld",), problem="is too old")
-    monkeypatch.setattr("aiter_flydsl_prebuild.builder.toolchain._candidates", lambda environment: iter([broken]))
+    monkeypatch.setattr("aiter_flydsl_prebuild.flydsl.toolchain._candidates", lambda environment: iter([broken]))
     findings = examine(home)
     linker = found(findings, "linker")
     assert (linker.status, linker.detail) == ("missing", "none\nPATH: /bin/ld.lld: is too old")

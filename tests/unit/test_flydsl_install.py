@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from aiter_flydsl_prebuild.discovery import locate_flydsl
-from aiter_flydsl_prebuild.flydsl_install import (
+from aiter_flydsl_prebuild.flydsl.install import (
     interpreter_abi,
     known_identities,
     parse_record,

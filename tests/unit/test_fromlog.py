@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.fromlog import sizes
+from aiter_flydsl_prebuild.dispatch.fromlog import sizes
 from processes import prebuild
 
 

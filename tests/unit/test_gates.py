@@ -6,8 +6,8 @@ import pytest
 
 from aiter_flydsl_prebuild.builder.gates import Gates, parse_known_bad, parse_size
 from aiter_flydsl_prebuild.errors import InputError
-from aiter_flydsl_prebuild.manifest import LeftOut
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import LeftOut
 from packs import ABOUT, make_job, make_pack, make_shape
 from packs import make_described as kernel
 

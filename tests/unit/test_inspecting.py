@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiter_flydsl_prebuild.builder.compiling import Compiled
-from aiter_flydsl_prebuild.builder.inspecting import extract, summarize
+from aiter_flydsl_prebuild.builder.reports.inspecting import extract, summarize
 from aiter_flydsl_prebuild.errors import InputError
 from packs import make_described, make_job, make_pack
 from processes import prebuild

@@ -13,7 +13,8 @@ import pytest
 from aiter_flydsl_prebuild.builder.merging import merge_packs
 from aiter_flydsl_prebuild.builder.packing import encode_pack
 from aiter_flydsl_prebuild.errors import CheckError
-from aiter_flydsl_prebuild.manifest import (
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import (
     About,
     LeftOut,
     OtherFacts,
@@ -24,8 +25,7 @@ from aiter_flydsl_prebuild.manifest import (
     kernel_label,
     to_json,
 )
-from aiter_flydsl_prebuild.manifest_reader import ManifestError, read_manifest
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.packs.reader import ManifestError, read_manifest
 from packs import ABOUT, make_described, make_job, make_pack, make_shape
 
 Json = dict[str, Any]

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild import seed
 from aiter_flydsl_prebuild.builder.compiling import Compiled
 from aiter_flydsl_prebuild.builder.merging import merge_packs
 from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, missing_kernel, write_pack
 from aiter_flydsl_prebuild.errors import CheckError
-from aiter_flydsl_prebuild.flydsl_install import interpreter_abi
-from aiter_flydsl_prebuild.manifest import About, FlyDSL
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.flydsl import cache
+from aiter_flydsl_prebuild.flydsl.install import interpreter_abi
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import About, FlyDSL
 from packs import ABOUT, flydsl_here, install_here, make_compiled, make_job, make_pack
 from processes import prebuild
 

@@ -9,8 +9,8 @@ import pytest
 
 from aiter_flydsl_prebuild.builder.packing import make_manifest, missing_kernel
 from aiter_flydsl_prebuild.errors import CheckError
-from aiter_flydsl_prebuild.manifest import to_json
-from aiter_flydsl_prebuild.pack import Pack, PackError, read_header
+from aiter_flydsl_prebuild.packs.format import Pack, PackError, read_header
+from aiter_flydsl_prebuild.packs.manifest import to_json
 from packs import ABOUT, FIELDS, flydsl_here, forge, make_compiled, make_job, make_pack
 
 TEXTS = [f"module {{ {index} }}" * 50 for index in range(5)]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from aiter_flydsl_prebuild import paths, places
-from aiter_flydsl_prebuild.builder import store, toolchain
+from aiter_flydsl_prebuild.builder.store import store
+from aiter_flydsl_prebuild.flydsl import toolchain
 
 
 @pytest.mark.parametrize(

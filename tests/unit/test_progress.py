@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.progress import Progress
+from aiter_flydsl_prebuild.progress import Progress
 
 
 class Clock:
@@ -72,7 +72,7 @@ def test_no_work_at_all() -> None:
 
 SCRIPT = """
 import sys
-from aiter_flydsl_prebuild.builder.progress import Progress
+from aiter_flydsl_prebuild.progress import Progress
 with Progress(4) as progress:
     for n in range(4):
         progress.advance(n != 2, f"[bold]kernel {n}")

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiter_flydsl_prebuild.builder.planning import unknown_kernels, without
-from aiter_flydsl_prebuild.builder.reach import (
+from aiter_flydsl_prebuild.dispatch.reach import (
     UNDECODABLE,
     UNKNOWN,
     Reach,
@@ -23,9 +22,10 @@ from aiter_flydsl_prebuild.builder.reach import (
     plan_reach,
     to_json,
 )
-from aiter_flydsl_prebuild.builder.tables import Row, Shape, TableFile, Tables, read_tables
+from aiter_flydsl_prebuild.dispatch.tables import Row, Shape, TableFile, Tables, read_tables
 from aiter_flydsl_prebuild.errors import InputError
-from aiter_flydsl_prebuild.manifest import LeftOut
+from aiter_flydsl_prebuild.packs.manifest import LeftOut
+from aiter_flydsl_prebuild.sources.planning import unknown_kernels, without
 from processes import ROOT
 
 RULES = ("newest", "august")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiter_flydsl_prebuild.builder import rules
+from aiter_flydsl_prebuild.dispatch import rules
 
 BMM = "flydsl_bmm_mxfp8_mfma_t16x32x256_w1x2_nb4_sk4"
 

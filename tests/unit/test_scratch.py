@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aiter_flydsl_prebuild.builder.scratch import lasting_scratch_folder, remove_abandoned, scratch_folder
+from aiter_flydsl_prebuild.scratch import lasting_scratch_folder, remove_abandoned, scratch_folder
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from aiter_flydsl_prebuild.builder.scratch import scratch_folder
+from aiter_flydsl_prebuild.scratch import scratch_folder
 with scratch_folder("owner", beside=Path(sys.argv[1])) as folder:
     (folder / "file").write_text("")
     print(folder, flush=True)
@@ -73,7 +73,7 @@ def test_a_forked_child_does_not_take_the_folder_away(tmp_path: Path) -> None:
 
 
 def test_a_signal_that_ends_the_process_cleans_up(tmp_path: Path) -> None:
-    first = "from aiter_flydsl_prebuild.builder.processes import terminated_cleanly\n"
+    first = "from aiter_flydsl_prebuild.processes import terminated_cleanly\n"
     script = first + OWNER.replace("with scratch", "with terminated_cleanly(), scratch")
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from aiter_flydsl_prebuild import flydsl_cache as cache
 from aiter_flydsl_prebuild import seed, status
 from aiter_flydsl_prebuild.discovery import find_packs
 from aiter_flydsl_prebuild.errors import CheckError
-from aiter_flydsl_prebuild.manifest import FlyDSL
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.flydsl import cache
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import FlyDSL
 from aiter_flydsl_prebuild.report import SeedReport
 from packs import flydsl_here, install_here, make_compiled, make_job, make_pack
 from processes import prebuild

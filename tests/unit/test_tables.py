@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.tables import Row, Shape, read_tables
+from aiter_flydsl_prebuild.dispatch.tables import Row, Shape, read_tables
 from aiter_flydsl_prebuild.errors import InputError
 from processes import ROOT
 

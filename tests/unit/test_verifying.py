@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from aiter_flydsl_prebuild.builder.wheelcheck import wheel_problems
-from aiter_flydsl_prebuild.flydsl_cache import CALL_KEY
-from aiter_flydsl_prebuild.manifest import FlyDSL
-from aiter_flydsl_prebuild.pack import Pack
+from aiter_flydsl_prebuild.builder.wheels.wheelcheck import wheel_problems
+from aiter_flydsl_prebuild.flydsl.cache import CALL_KEY
+from aiter_flydsl_prebuild.packs.format import Pack
+from aiter_flydsl_prebuild.packs.manifest import FlyDSL
 from packs import files_of, flydsl_here, make_compiled, make_pack, make_wheel
 
 INFO = "kernels-1.0.dist-info"

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...builder.digests import file_digest, files_digest
+from ...digests import file_digest, files_digest
 from .installed import KERNEL_SOURCES, PACKAGE
 
 

@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...builder import rules
+from ...dispatch import rules
 from ...errors import CheckError, InputError
 
 PACKAGE = "aiter"

@@ -16,8 +16,8 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...builder.doctor import Finding
 from ...errors import PrebuildError
+from ..environment import Finding
 from .installed import DISTRIBUTION, PACKAGE, Installed, find
 
 FLYDSL = "flydsl"

@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from ...builder import rules
-from ...builder.reach import Shape
+from ...dispatch import rules
+from ...dispatch.reach import Shape
 from ...errors import PrebuildError
 from . import standins
 from .installed import PACKAGE, Installed

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ...builder.reach import Range, Shape
+from ...dispatch.reach import Range, Shape
 from ...errors import PrebuildError
 from . import ahead, needs
 from .ops import OPS, Op

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...builder import rules
+from ...dispatch import rules
 from ...execution import gemm
 from ...execution.faults import UnsupportedKernel
 from ...execution.floats import E4M3, Array

@@ -14,26 +14,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...builder import rules
-from ...builder.digests import digest, own_code
-from ...builder.doctor import Finding
-from ...builder.reach import (
-    UNDECODABLE,
-    UNKNOWN,
-    KernelReach,
-    Range,
-    Reach,
-    Shape,
-    ShapeReach,
-    SkippedReach,
-    distinct,
-)
-from ...builder.scratch import scratch_folder
-from ...builder.toolchain import scrubbed_environment
+from ...digests import digest, own_code
+from ...dispatch import rules
+from ...dispatch.reach import UNDECODABLE, UNKNOWN, KernelReach, Range, Reach, Shape, ShapeReach, SkippedReach, distinct
 from ...errors import CheckError, InputError
-from ...flydsl_install import ambiguity, read_install
-from ...manifest import LeftOut
+from ...flydsl.install import ambiguity, read_install
+from ...flydsl.toolchain import scrubbed_environment
+from ...packs.manifest import LeftOut
+from ...scratch import scratch_folder
 from ..base import Job, Source, merge_ranges
+from ..environment import Finding
 from . import ahead, code, installed, needs, standins
 from .ops import DTYPES, FP8, FP8_OF_MOST, OPS, Op
 from .tables import table_files

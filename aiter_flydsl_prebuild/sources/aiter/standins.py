@@ -1,7 +1,7 @@
 """Importing AITER where there is neither a GPU nor hipcc, and the whole list of what is replaced for that.
 
 1. ``module_aiter_core``, compiled: enumerations that no kernel of these ops sees (:func:`_core_module`).
-2. ``get_padded_m``, compiled (module_gemm_common): :func:`builder.rules.padded_m`, by the rule that this AITER follows.
+2. ``get_padded_m``, compiled (module_gemm_common): :func:`dispatch.rules.padded_m`, by this AITER's rule.
 3. The device's properties: its arch and its number of compute units (aiter/jit/utils/chip_info.py).
 4. The current stream: the null stream.
 5. Device allocations: tensors are on the CPU and never written; the counters of a split-K launch too.
@@ -22,10 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...builder import rules
-from ...builder.processes import environment
-from ...builder.scratch import lasting_scratch_folder
+from ...dispatch import rules
 from ...errors import PrebuildError
+from ...processes import environment
+from ...scratch import lasting_scratch_folder
 from . import installed
 from .tables import private_tables
 

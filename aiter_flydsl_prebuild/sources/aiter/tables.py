@@ -2,7 +2,7 @@
 
 AITER merges in ``aiter/jit/core.py``, AITER_CONFIG.get_config_file and update_config_files: into one folder of the
 machine, and where rows conflict it rewrites the files that they came from. Nothing here writes to a table; the rows are
-read by :mod:`...builder.tables`, and AITER's own reader is handed a private copy.
+read by :mod:`...dispatch.tables`, and AITER's own reader is handed a private copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...builder import rules
+from ...dispatch import rules
 from ...errors import InputError
 from .installed import Installed
 
@@ -99,7 +99,7 @@ def merge(files: Sequence[Path], merged: Path) -> Path:
     """Write the rows of several tables to one, as AITER merges them where nothing conflicts.
 
     A column that a file lacks is filled: gfx from cu_num (:func:`rules.gfx_of_cu_num`), any other with 0 (AITER:
-    update_config_files). Conflicts are reported by :func:`builder.tables.read_tables`, before.
+    update_config_files). Conflicts are reported by :func:`dispatch.tables.read_tables`, before.
     """
     rows: list[dict[str, str]] = []
     columns: dict[str, None] = {}

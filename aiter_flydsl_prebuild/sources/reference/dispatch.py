@@ -22,8 +22,8 @@ import flydsl.expr as fx
 import torch
 from flydsl.utils import env
 
-from ...builder.rules import m_candidates
-from .grammar import check_shape, parse
+from ...dispatch.reference_names import check_shape, parse
+from ...dispatch.rules import m_candidates
 from .kernel import launcher
 
 TABLE = "reference_mxfp8_tuned_gemm.csv"
@@ -76,7 +76,7 @@ def compute_units(device: torch.device | None = None) -> int:
 def resolve(m: int, n: int, k: int, cu_num: int | None = None) -> str | None:
     """The name of the kernel for ``m`` tokens and a weight [n, k], None where the table has none.
 
-    The row is looked for under m, its fine and its coarse padding, as AITER does (:func:`builder.rules.m_candidates`).
+    The row is looked for under m, its fine and its coarse padding, as AITER does (:func:`dispatch.rules.m_candidates`).
     ``cu_num`` are the GPU's compute units, a part of the key as it is AITER's; None stands for those of any row.
     Raises ValueError for an ``m`` below 1.
     """

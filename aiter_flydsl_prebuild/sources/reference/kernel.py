@@ -40,7 +40,7 @@ import flydsl.expr as fx
 from flydsl.expr import range_constexpr
 from flydsl.expr.typing import Vector as Vec
 
-from .grammar import Config, check_shape
+from ...dispatch.reference_names import Config, check_shape
 
 PAST_THE_END = 1 << 30
 """A byte offset beyond every descriptor of y: the grammar's limits keep a tile of y below it."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ...dispatch.reference_names import parse
 from ...execution import gemm
 from ...execution.problem import Operand, Problem, output
 from ..base import Job
-from .grammar import parse
 
 _BLOCK = 32
 

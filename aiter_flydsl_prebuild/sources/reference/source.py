@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...builder import rules
-from ...builder.reach import Shape
+from ...dispatch import reference_names as grammar
+from ...dispatch import rules
+from ...dispatch.reach import Shape
 from ...errors import InputError
 from ..base import Job, Source
-from . import grammar
 
 if TYPE_CHECKING:
     from ...execution.problem import Problem
@@ -23,7 +23,9 @@ W_SCALE_BLOCK = "32x32"
 TABLE = "reference_mxfp8_tuned_gemm.csv"
 
 _PACKAGE = __name__.partition(".")[0]
-_KERNEL_MODULES = ("grammar.py", "kernel.py")
+_ROOT = Path(__file__).parents[2]
+_KERNEL_MODULES = ("dispatch/reference_names.py", "sources/reference/kernel.py")
+"""What a kernel is made from, below the package."""
 
 
 def table_path() -> Path:
@@ -51,8 +53,7 @@ class ReferenceSource(Source):
 
     def bound_files(self, job: Job) -> dict[str, Path]:
         """The kernels' own modules, and the packages of classes that derive from this one."""
-        here = Path(__file__).parent
-        own = {f"{_PACKAGE}/sources/reference/{name}": here / name for name in _KERNEL_MODULES}
+        own = {f"{_PACKAGE}/{name}": _ROOT / name for name in _KERNEL_MODULES}
         return {**super().bound_files(job), **own}
 
     def layer(self, n: int, k: int, block: str | None, arch: str) -> list[Shape]:
@@ -111,7 +112,7 @@ class ReferenceSource(Source):
 def _kernel_sources() -> str:
     digest = hashlib.sha256()
     for module in _KERNEL_MODULES:
-        digest.update((Path(__file__).parent / module).read_bytes())
+        digest.update((_ROOT / module).read_bytes())
     return digest.hexdigest()
 
 

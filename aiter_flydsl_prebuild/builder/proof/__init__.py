@@ -1,0 +1,1 @@
+"""The proof that a server compiles nothing, in a process of its own."""

@@ -1,0 +1,1 @@
+"""What is said of packs: the report, listings and comparisons."""

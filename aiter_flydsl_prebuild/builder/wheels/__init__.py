@@ -1,0 +1,1 @@
+"""Wheels: packing, checking, and their bills of materials."""

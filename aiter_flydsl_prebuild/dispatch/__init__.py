@@ -1,0 +1,1 @@
+"""Dispatch: from tuned tables to the kernel that serves a token count."""
