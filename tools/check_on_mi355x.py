@@ -6,7 +6,7 @@ For a machine with an MI355X, ROCm, torch for ROCm, AITER and a wheel with kerne
 cache folder, call AITER's op for every token count from 1 on and every shape of the installed packs; FlyDSL's compiles
 are counted. With the kernels there must be none; without, some. Exit status 0 if so.
 
-It was written where no AMD GPU was at hand, and has not been run: treat its first run as a test of the script, too.
+It has not yet been run on AMD hardware: treat its first run as a test of the script, too.
 """
 
 from __future__ import annotations

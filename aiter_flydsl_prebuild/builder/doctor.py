@@ -31,7 +31,10 @@ _LIBRARIES = (
     ("pebble", "pebble", "the compile workers"),
     ("elftools", "pyelftools", "reading code objects"),
     ("msgpack", "msgpack", "reading kernel metadata"),
+    ("numpy", "numpy", "FlyDSL, which imports it"),
     ("setuptools", "setuptools", "building wheels"),
+    ("installer", "installer", "checking wheels"),
+    ("packaging", "packaging", "checking wheels"),
     *(() if sys.version_info >= (3, 11) else (("tomli", "tomli", "reading pyproject.toml"),)),
 )
 

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from ..arch import arch_of_cu_num
 from ..packs.manifest import Range as Range
 from . import reference_names as grammar
 
@@ -52,11 +53,9 @@ _SMALL_M: Final = 16
 
 
 def gfx_of_cu_num(cu_num: int) -> str | None:
-    """The arch of a row whose table has no gfx column; None where AITER would ask the GPU it runs on.
-
-    AITER: aiter/jit/utils/chip_info.py, gfx_from_cu_num.
-    """
-    return {256: "gfx950", 80: "gfx942", 304: "gfx942"}.get(cu_num)
+    """The arch of a row whose table has no gfx column; None where AITER would ask the GPU it runs on."""
+    arch = arch_of_cu_num(cu_num)
+    return arch and arch.name
 
 
 def op_of_mxscale_row(libtype: str, kernel_id: str) -> str:

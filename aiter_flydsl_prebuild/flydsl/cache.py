@@ -9,7 +9,7 @@ generation         FlyDSL                                      an entry's path b
 ``artifact-key``   0.5                                         ``<launcher>/<disk key>.pkl``
 =================  ==========================================  ====================================
 
-A call key hangs on FlyDSL's native libraries, so it holds for one CPython ABI. A disk key is
+A call key depends on FlyDSL's native libraries, so it is valid for one CPython ABI. A disk key is
 ``sha256(toolchain key + newline + artifact key)`` (FlyDSL 0.5 ``compiler/jit_function.py``, ``_disk_cache_key``): the
 artifact key is the same everywhere, the toolchain key (``_flydsl_key``) is the machine's own and can be computed there.
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import discovery
+from ..arch import ARCHES
 from ..discovery import ROOT_VARIABLES
 from ..errors import CheckError
 from ..paths import user_cache
@@ -379,11 +380,11 @@ def empty_object() -> bytes:
     refuses it. The version number is no guide: AMD's own LLD learnt it earlier than LLVM's.
     """
     names = b"\0.shstrtab\0".ljust(16, b"\0")
-    abi_hsa, abi_version_6, mach_gfx950 = 64, 4, 0x4F
+    abi_hsa, abi_version_6 = 64, 4
     identity = struct.pack("<4s5B7x", b"\x7fELF", 2, 1, 1, abi_hsa, abi_version_6)
     header = struct.pack(
         *("<16sHHIQQQIHHHHHH", identity, 1, _EM_AMDGPU, 1),
-        *(0, 0, 64 + len(names), mach_gfx950, 64, 0, 0, 64, 2, 1),
+        *(0, 0, 64 + len(names), ARCHES["gfx950"].elf_mach, 64, 0, 0, 64, 2, 1),
     )
     section = struct.pack("<IIQQQQIIQQ", 1, 3, 0, 0, 64, 11, 0, 0, 1, 0)
     return header + names + bytes(64) + section

@@ -165,7 +165,7 @@ class Source(ABC):
         return dict(_files_of_classes(type(self)))
 
     def cost(self, job: Job) -> float:
-        """What compiling ``job`` takes, against its other jobs: only the balance of a build's parts hangs on it.
+        """What compiling ``job`` takes, against its other jobs: only the balance of a build's parts depends on it.
 
         By default the elements of the tile, which are the first ``AxB`` in the name.
         """

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from aiter_flydsl_prebuild import needs
 from aiter_flydsl_prebuild.builder import doctor
 from aiter_flydsl_prebuild.builder.doctor import examine, ok, render, to_json
 from aiter_flydsl_prebuild.flydsl.install import Install
@@ -44,6 +45,12 @@ def test_a_machine_that_can_build(home: dict[str, str]) -> None:
     assert names[:3] == ["Python", "torch", "FlyDSL"]
     assert "LLD" in found(findings, "linker").detail
     assert "build workers" in found(findings, "machine").detail
+
+
+def test_all_that_a_build_needs_is_looked_at(home: dict[str, str]) -> None:
+    names = {finding.name.lower() for finding in examine(home)}
+    wanted = {needs.MODULES[module][0] for module in (*needs.COMPILING, *needs.WHEEL)}
+    assert wanted <= names
 
 
 def test_nothing_heavy_is_imported(home: dict[str, str]) -> None:

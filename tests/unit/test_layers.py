@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 # (__init__ and __main__) opens any room when it is asked to.
 ROOMS = {
     "foundations": (
+        "arch",
         "discovery",
         "errors",
         "files",
