@@ -73,20 +73,7 @@ def seed(
         mode = _mode(mode, variables, wrong)
         strict = mode == "strict"
         if mode != "off" and (target := read_target(variables)).arches:
-            paths, empty = look_for_packs(packages, variables) if packs is None else (list(packs), [])
-            paths = [os.path.realpath(path) for path in paths]
-            # What AITER bundles is seeded where AITER's own kernels are looked for, not into a folder named by hand.
-            here = cache_dir in (None, variables.get(CACHE_VARIABLE))
-            bundled = bundled_folder() if here and packs is None else None
-            if paths or bundled:
-                named = [Place(cache_dir, announce=False, chosen=True)] if cache_dir is not None else None
-                tries = named or places(variables, bundled)
-                outcome = _seed_somewhere(tries, paths, bundled, Machine(target, variables, strict), variables)
-            if strict and not paths:
-                outcome.problems.append("no pack of kernels is installed")
-            if strict:
-                outcome.problems += outcome.notes
-            outcome.problems += empty
+            outcome = _look_and_seed(packages, packs, cache_dir, Machine(target, variables, strict), variables)
     except Exception as error:  # The host program's start is worth more than any kernel.
         outcome.problems.append(f"kernels were not seeded: {type(error).__name__}: {error}")
     outcome.problems += wrong
@@ -105,6 +92,31 @@ def seed(
     report = SeedReport(mode or "on", target.arches, folder, outcome.packs, outcome.bundled, outcome.problems, seconds)
     announce(report)
     return report
+
+
+def _look_and_seed(
+    packages: Iterable[str],
+    packs: Iterable[str] | None,
+    cache_dir: str | None,
+    machine: Machine,
+    environ: Mapping[str, str],
+) -> _Outcome:
+    """Find the packs, unless they are named, and seed them."""
+    outcome = _Outcome()
+    paths, empty = look_for_packs(packages, environ) if packs is None else (list(packs), [])
+    paths = [os.path.realpath(path) for path in paths]
+    # What AITER bundles is seeded where AITER's own kernels are looked for, not into a folder named by hand.
+    here = cache_dir in (None, environ.get(CACHE_VARIABLE))
+    bundled = bundled_folder() if here and packs is None else None
+    if paths or bundled:
+        named = [Place(cache_dir, announce=False, chosen=True)] if cache_dir is not None else None
+        outcome = _seed_somewhere(named or places(environ, bundled), paths, bundled, machine, environ)
+    if machine.strict and not paths:
+        outcome.problems.append("no pack of kernels is installed")
+    if machine.strict:
+        outcome.problems += outcome.notes
+    outcome.problems += empty
+    return outcome
 
 
 class _Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .binding import InstalledCode
@@ -13,9 +13,9 @@ from .compute_units import serving
 from .discovery import MODE_VARIABLE, STAMPS, bundled_folder, look_for_packs, rocm_root
 from .errors import PrebuildError
 from .files import publish
-from .fitting import code_notes, fit, other_units, tokens_of
+from .fitting import Fit, code_notes, fit, other_units, tokens_of
 from .flydsl import cache
-from .flydsl.install import ambiguity, checked, known_identities, read_install
+from .flydsl.install import Install, ambiguity, checked, known_identities, read_install
 from .packs.format import Pack
 from .packs.manifest import to_json
 from .places import cautions, choose, defeated, make_private
@@ -93,15 +93,7 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
         "empty": empty,
     }
     if install is not None:
-        released = known_identities().get(install.version, {}).get(install.abi, [])
-        found["flydsl"] = {
-            "version": install.version,
-            "abi": install.abi,
-            "identity": install.identity,
-            "released_wheel": install.identity in released,
-            "problem": ambiguity(install),
-            "damage": install.damage,
-        }
+        found["flydsl"] = _flydsl(install)
     for path in packs:
         try:
             pack = Pack(path)
@@ -109,31 +101,45 @@ def status(packages: Iterable[str] = (), environ: Mapping[str, str] = os.environ
             found["packs"].append({"path": path, "problem": str(error)})
             continue
         fitting = fit(pack, arches, install, bitcode, code)
-        units = target.units.get(pack.arch, ())
-        counted = serving(pack, units) if fitting.kernels else None
-        times = []
-        for placement in fitting.placements:
-            try:
-                there = os.stat(os.path.join(folder, placement.path))
-            except OSError:
-                continue
-            if there.st_size == cache.entry_size(placement.entry.fields, pack.payload_size(placement.entry)):
-                times.append(there.st_mtime)
-        found["packs"].append(
-            {
-                "path": path,
-                "arch": pack.arch,
-                "flydsl": pack.version,
-                "source": to_json(pack.manifest.source),
-                "kernels": len(pack.kernels),
-                "fitting": fitting.kernels,
-                "files": len(fitting.placements),
-                "in_place": len(times),
-                "oldest": round(time.time() - min(times), 1) if times else None,
-                "reasons": [*fitting.reasons, *(other_units(pack, units) if fitting.kernels else ())],
-                "notes": code_notes(pack, code),
-                "tokens": tokens_of(pack) or None,
-                "serving": None if counted is None else [one._asdict() for one in counted],
-            }
-        )
+        found["packs"].append(_pack(pack, fitting, folder, target.units.get(pack.arch, ()), code))
     return found
+
+
+def _flydsl(install: Install) -> dict[str, Any]:
+    released = known_identities().get(install.version, {}).get(install.abi, [])
+    return {
+        "version": install.version,
+        "abi": install.abi,
+        "identity": install.identity,
+        "released_wheel": install.identity in released,
+        "problem": ambiguity(install),
+        "damage": install.damage,
+    }
+
+
+def _pack(pack: Pack, fitting: Fit, folder: str, units: Sequence[int], code: InstalledCode) -> dict[str, Any]:
+    """What :func:`status` says of one pack."""
+    counted = serving(pack, units) if fitting.kernels else None
+    times = []
+    for placement in fitting.placements:
+        try:
+            there = os.stat(os.path.join(folder, placement.path))
+        except OSError:
+            continue
+        if there.st_size == cache.entry_size(placement.entry.fields, pack.payload_size(placement.entry)):
+            times.append(there.st_mtime)
+    return {
+        "path": pack.path,
+        "arch": pack.arch,
+        "flydsl": pack.version,
+        "source": to_json(pack.manifest.source),
+        "kernels": len(pack.kernels),
+        "fitting": fitting.kernels,
+        "files": len(fitting.placements),
+        "in_place": len(times),
+        "oldest": round(time.time() - min(times), 1) if times else None,
+        "reasons": [*fitting.reasons, *(other_units(pack, units) if fitting.kernels else ())],
+        "notes": code_notes(pack, code),
+        "tokens": tokens_of(pack) or None,
+        "serving": None if counted is None else [one._asdict() for one in counted],
+    }

@@ -33,7 +33,11 @@ from ...processes import die_with_parent
 from ...seeding import seed
 from ...sources import load_source
 from ...sources.base import Job, Options, Source, merge_ranges
-from ...sources.planning import plan_source
+from ...sources.planning import Plan, plan_source
+
+Kernel = tuple[str, Shape]
+Dispatched = dict[Shape, list[tuple[str | None, Range]]]
+"""For each shape, which kernel the dispatch picks for which run of token counts."""
 
 
 def main() -> int:
@@ -83,31 +87,7 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
     for shape, runs in dispatched.items():
         problems += _disagreements(shape, runs, planned[shape])
 
-    calls = 0
-    hit: set[tuple[str, Shape]] = set()
-    misses: dict[tuple[str, Shape], dict[str, Any]] = {}
-    for shape, name, run in _served(dispatched):
-        counts = range(run[0], run[1] + 1) if request["exhaustive"] else sorted(set(run))
-        for count in counts:
-            calls += 1
-            try:
-                source.call(shape, count)
-                hit.add((name, shape))
-            except Exception as error:
-                # FlyDSL says "would compile" with a RuntimeError; anything else is no hit either.
-                miss = misses.setdefault((name, shape), _miss(name, shape, error))
-                miss["tokens"].append(run)
-                break
-    for job in plan.beside:
-        calls += 1
-        try:
-            source.compile(job)
-            hit.add((job.name, job.shape))
-        except Exception as error:
-            misses[job.name, job.shape] = _miss(job.name, job.shape, error)
-    for miss in misses.values():
-        miss["tokens"] = [list(run) for run in merge_ranges(miss["tokens"])]
-
+    calls, hit, misses = _call_all(source, plan, dispatched, exhaustive=request["exhaustive"])
     compiled = _cached_files(root) - seeded
     if request["whole"]:
         problems += _misdescribed(packs, plan.jobs)
@@ -130,6 +110,37 @@ def prove(request: dict[str, Any], source: Source) -> dict[str, Any]:
         "problems": problems + faults,
         "seconds": round(time.perf_counter() - started, 3),
     }
+
+
+def _call_all(
+    source: Source, plan: Plan, dispatched: Dispatched, *, exhaustive: bool
+) -> tuple[int, set[Kernel], dict[Kernel, dict[str, Any]]]:
+    """Make the calls of a proof: how many, the kernels that were found, and what is said of those that were not."""
+    calls = 0
+    hit: set[Kernel] = set()
+    misses: dict[Kernel, dict[str, Any]] = {}
+    for shape, name, run in _served(dispatched):
+        counts = range(run[0], run[1] + 1) if exhaustive else sorted(set(run))
+        for count in counts:
+            calls += 1
+            try:
+                source.call(shape, count)
+                hit.add((name, shape))
+            except Exception as error:
+                # FlyDSL says "would compile" with a RuntimeError; anything else is no hit either.
+                miss = misses.setdefault((name, shape), _miss(name, shape, error))
+                miss["tokens"].append(run)
+                break
+    for job in plan.beside:
+        calls += 1
+        try:
+            source.compile(job)
+            hit.add((job.name, job.shape))
+        except Exception as error:
+            misses[job.name, job.shape] = _miss(job.name, job.shape, error)
+    for miss in misses.values():
+        miss["tokens"] = [list(run) for run in merge_ranges(miss["tokens"])]
+    return calls, hit, misses
 
 
 def _seed(request: dict[str, Any]) -> list[str]:
@@ -159,9 +170,9 @@ def _cached_files(root: Path) -> set[Path]:
     return set(root.rglob("*.pkl"))
 
 
-def _dispatch(source: Source, shapes: list[Shape], tokens: Range) -> dict[Shape, list[tuple[str | None, Range]]]:
+def _dispatch(source: Source, shapes: list[Shape], tokens: Range) -> Dispatched:
     """Every token count of every shape through the source's own dispatch; runs of equal answers."""
-    dispatched: dict[Shape, list[tuple[str | None, Range]]] = {}
+    dispatched: Dispatched = {}
     for shape in shapes:
         runs: list[tuple[str | None, Range]] = []
         for count in range(tokens[0], tokens[1] + 1):
@@ -174,7 +185,7 @@ def _dispatch(source: Source, shapes: list[Shape], tokens: Range) -> dict[Shape,
     return dispatched
 
 
-def _served(dispatched: dict[Shape, list[tuple[str | None, Range]]]) -> Iterator[tuple[Shape, str, Range]]:
+def _served(dispatched: Dispatched) -> Iterator[tuple[Shape, str, Range]]:
     for shape, runs in dispatched.items():
         for name, run in runs:
             if name is not None:
