@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..digests import compiling_code, digest, own_code
+from ..digests import compiling_code
 from ..dispatch.reach import UNDECODABLE, UNKNOWN, Range, ShapeReach
 from ..errors import CheckError, InputError
-from ..flydsl.install import read_install
 from ..flydsl.toolchain import Toolchain, find_toolchain, worker_environment
-from ..packs.format import Pack, PackError, read_header, zstd
+from ..packs.format import Pack
 from ..packs.manifest import (
     About,
     FlyDSL,
@@ -32,7 +29,6 @@ from ..packs.manifest import (
     SkippedFacts,
     TableFacts,
     ToolchainFacts,
-    to_json,
 )
 from ..progress import Progress
 from ..scratch import scratch_folder
@@ -47,21 +43,17 @@ from .executing import execute_pack, require_emulator, wish_of
 from .execution.facts import describe as describe_execution
 from .gates import Gates, gates_of, refusal
 from .machine import default_workers
+from .memo import Memo
 from .packing import (
-    LEVEL,
-    encode_kernel,
-    encode_pack,
     make_manifest,
     missing_kernel,
     pack_name,
     source_facts,
-    unpacked,
     write_pack,
 )
-from .proof.proof import Proof, Subject, judge, prove
+from .proof.proof import Proof, judge
 from .settings import BuildSettings
 from .sharding import Shard, assign, costs_of, parse_shard
-from .store.keys import KernelKeys
 from .store.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -188,22 +180,16 @@ def build_pack(
     if request.shard is not None:
         jobs, shard = _part(plan, request.shard)
         about = about._replace(shard=shard)
-    keys = KernelKeys(plan.source, flydsl, toolchain)
-    recalled = _recall(jobs, keys, store)
+    memo = Memo(store, plan.source, flydsl, toolchain)
+    recalled = memo.recall(jobs)
     left = tuple(job for job in jobs if job not in recalled)
-    with progress(len(left)) if left else contextlib.nullcontext() as display:
 
-        def arrived(outcome: Outcome[Task, Compiled]) -> None:
-            # At once: a build that is stopped goes on from what is there.
-            if outcome.result is not None:
-                _keep(outcome.result, about, keys, flydsl, store)
-            if display is not None:
-                display.advance(outcome.ok, outcome.job.job.label)
-
+    def compile_left(arrived: Callable[[Outcome[Task, Compiled]], None]) -> list[Outcome[Task, Compiled]]:
         if executor is None:
-            outcomes = compile_jobs(left, request, toolchain, arrived)
-        else:
-            outcomes = _compile_elsewhere(left, request, toolchain, flydsl, plan.source, executor, arrived)
+            return compile_jobs(left, request, toolchain, arrived)
+        return _compile_elsewhere(left, request, toolchain, flydsl, plan.source, executor, arrived)
+
+    outcomes = _compiled(compile_left, len(left), progress, lambda kernel: memo.keep(kernel, about))
     compile_seconds = time.perf_counter() - started
     failed = [(o.job.job, _reason(o)) for o in outcomes if not o.ok]
     compiled = [*recalled.values(), *(o.result for o in outcomes if o.result is not None)]
@@ -213,21 +199,7 @@ def build_pack(
     if failed and (not request.keep_going or len(failed) == len(jobs)):
         raise KernelsFailedError(_failures(failed, len(jobs)), manifest, seconds_of, _lines(failed))
 
-    with scratch_folder("pack", beside=folder) as scratch:
-        path = scratch / pack_name(request.arch, flydsl, request.shard)
-        write_pack(path, _encoded(manifest, payloads, store))
-        if request.execute is not None:
-            execution = execute_pack(path, request.source, request.execute, store)
-            manifest = describe_execution(manifest, execution, request.execute.seed)
-            write_pack(path, _encoded(manifest, payloads, store))
-        if wrong := request.gates.check([Pack(str(path))], path.stat().st_size):
-            raise CheckError(refusal(wrong))
-        proof = None
-        if request.shard is None:
-            proof = _proven(path, request, plan.source, store)
-            judge(proof, manifest.missing)
-        final = folder / path.name
-        path.replace(final)
+    final, proof = _written(manifest, payloads, request, memo, store, folder)
     return BuiltPack(
         path=final,
         kernels=len(compiled),
@@ -246,88 +218,50 @@ def build_pack(
     )
 
 
+def _compiled(
+    compile_left: Callable[[Callable[[Outcome[Task, Compiled]], None]], list[Outcome[Task, Compiled]]],
+    count: int,
+    progress: Callable[[int], Progress],
+    keep: Callable[[Compiled], None],
+) -> list[Outcome[Task, Compiled]]:
+    """Compile ``count`` kernels, show it, and keep each when it arrives: a build that is stopped goes on from there."""
+    with progress(count) if count else contextlib.nullcontext() as display:
+
+        def arrived(outcome: Outcome[Task, Compiled]) -> None:
+            if outcome.result is not None:
+                keep(outcome.result)
+            if display is not None:
+                display.advance(outcome.ok, outcome.job.job.label)
+
+        return compile_left(arrived)
+
+
+def _written(
+    manifest: Manifest, payloads: list[bytes], request: BuildRequest, memo: Memo, store: Store, folder: Path
+) -> tuple[Path, Proof | None]:
+    """Write the pack, execute and prove it as the request asks, and put it into ``folder`` once it is good."""
+    with scratch_folder("pack", beside=folder) as scratch:
+        path = scratch / pack_name(manifest.arch, manifest.flydsl, request.shard)
+        write_pack(path, memo.encoded(manifest, payloads))
+        if request.execute is not None:
+            execution = execute_pack(path, request.source, request.execute, store)
+            manifest = describe_execution(manifest, execution, request.execute.seed)
+            write_pack(path, memo.encoded(manifest, payloads))
+        if wrong := request.gates.check([Pack(str(path))], path.stat().st_size):
+            raise CheckError(refusal(wrong))
+        proof = None
+        if request.shard is None:
+            proof = memo.proven(path, request.source)
+            judge(proof, manifest.missing)
+        final = folder / path.name
+        path.replace(final)
+    return final, proof
+
+
 def _part(plan: Plan, shard: Shard) -> tuple[tuple[Job, ...], ShardFacts]:
     """The jobs of a part of a build, and what its manifest says of it."""
     found = assign(plan.jobs, shard.of, costs_of(plan.jobs, plan.source, shard.times))
     return found.parts[shard.index - 1], ShardFacts(shard.index, shard.of, found.digest)
-
-
-def _recall(jobs: tuple[Job, ...], keys: KernelKeys, store: Store) -> dict[Job, Compiled]:
-    """The kernels that the store has, by their jobs."""
-    names = {job: keys.names(job) for job in jobs} if store.where else {}
-    packs = store.packs([name for some in names.values() for name in some])
-    recalled = {}
-    for job, some in names.items():
-        for name in some:
-            if name in packs and (kernel := _recalled(name, packs[name], job, store)) is not None:
-                recalled[job] = kernel
-                break
-    return recalled
-
-
-def _recalled(name: str, pack: Pack, job: Job, store: Store) -> Compiled | None:
-    try:
-        kernels = list(unpacked(pack))
-    except PackError as error:
-        store.discard(name, str(error))
-        return None
-    if [(kernel.job.name, kernel.job.shape) for kernel in kernels] != [(job.name, job.shape)]:
-        store.discard(name, f"{pack.path}: not the kernel that its name says")
-        return None
-    # The same kernel may serve other token counts than when it was made.
-    return replace(kernels[0], job=job)
-
-
-def _keep(compiled: Compiled, about: About, keys: KernelKeys, flydsl: FlyDSL, store: Store) -> None:
-    """Put a kernel into the store, as a pack of one; what describes the build is not part of it."""
-    data = encode_kernel(compiled, flydsl, about.source, about.toolchain)
-    store.keep_pack(keys.name(compiled.job, compiled.bitcode), data)
-
-
-def _encoded(manifest: Manifest, payloads: list[bytes], store: Store) -> bytes:
-    """The pack's bytes, which take seconds to compress: out of the store, where this pack was made before."""
-    about = {"manifest": to_json(manifest), "level": LEVEL, "code": own_code(), "zstd": zstd().zstd_version}
-    name = f"packs/{digest(about)}"
-    if (kept := store.packs([name]).get(name)) is not None:
-        # The manifest holds the sha256 of every payload.
-        if kept.manifest == manifest:
-            return kept.content
-        store.discard(name, f"{kept.path}: not the pack that its name says")
-    data = encode_pack(manifest, payloads)
-    store.keep_pack(name, data)
-    return data
-
-
-def _proven(path: Path, request: BuildRequest, source: Source, store: Store) -> Proof:
-    """The proof of a pack. It follows from the pack and the code that runs in it, so that one that held is recalled."""
-    subject = Subject((path,))
-    install = read_install()
-    about = {
-        "pack": read_header(str(path)).pack_id,
-        "source": source.identity(),
-        "watched": source.watched(),
-        "flydsl": None if install is None else install.identity,
-        "torch": importlib.metadata.version("torch"),
-        "code": own_code(),
-        "python": sys.version,
-    }
-    fresh: list[Proof] = []
-
-    def ask() -> Any:
-        fresh.append(prove(subject, trusted=request.source))
-        if not fresh[0].ok:
-            raise _NotProven
-        return fresh[0].to_json()
-
-    try:
-        answer = store.remember(digest(about), ask)
-    except _NotProven:
-        return fresh[0]
-    return fresh[0] if fresh else Proof.from_json(answer)
-
-
-class _NotProven(Exception):
-    """Nothing to remember."""
 
 
 def compile_jobs(

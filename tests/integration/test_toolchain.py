@@ -373,11 +373,11 @@ def test_concurrent_builders_agree(bare: dict[str, str], tmp_path: Path) -> None
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from aiter_flydsl_prebuild.flydsl import toolchain as t\n"
+        "from aiter_flydsl_prebuild.flydsl import rocm_folder\n"
         "base, start = Path(sys.argv[1]), float(sys.argv[2])\n"
         "time.sleep(max(0, start - time.time()))\n"
         "for n in range(200):\n"
-        "    root = t._publish(base, f'#!/bin/sh\\n# {n}\\n', None)\n"
+        "    root = rocm_folder.publish(base, f'#!/bin/sh\\n# {n}\\n', None)\n"
         "    assert (root / 'llvm' / 'bin' / 'ld.lld').read_text().endswith(f'{n}\\n')\n"
     )
     base = tmp_path / "base"

@@ -52,7 +52,7 @@ BUILDER = {
     "proof": ("proof",),
     "execution": ("execution",),
     "reports": ("reports",),
-    "pipeline": ("executing", "pipeline", "merging", "building"),
+    "pipeline": ("executing", "memo", "pipeline", "merging", "building"),
 }
 
 

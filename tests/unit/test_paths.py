@@ -9,7 +9,7 @@ import pytest
 
 from aiter_flydsl_prebuild import paths, places
 from aiter_flydsl_prebuild.builder.store import store
-from aiter_flydsl_prebuild.flydsl import toolchain
+from aiter_flydsl_prebuild.flydsl import rocm_folder
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_users_cache_and_all_that_use_it(
     made: list[str] = []
     monkeypatch.setattr(Path, "mkdir", lambda self, *args, **kwargs: made.append(str(self)))
     with pytest.raises(FileNotFoundError):
-        toolchain._cache_base(os.environ)
+        rocm_folder.cache_base(os.environ)
     assert made == ([f"{expected}/aiter-flydsl-prebuild"] if expected else [])
 
 

@@ -124,19 +124,23 @@ def run_jobs(
                     # To the end of the queue: what killed it, lack of memory say, may be over by then.
                     waiting.append(attempt)
                     continue
-                outcome: Outcome[J, R] = Outcome(
-                    job=attempt.job,
-                    kind=kind,
-                    result=value if kind == "ok" else None,
-                    error=None if kind == "ok" else str(value),
-                    seconds=time.monotonic() - attempt.began,
-                    attempts=attempt.number,
-                    log=log,
-                )
+                outcome: Outcome[J, R] = _outcome(attempt, kind, value, log)
                 outcomes[attempt.index] = outcome
                 if on_event is not None:
                     on_event(outcome)
     return [outcomes[index] for index in range(len(jobs))]
+
+
+def _outcome(attempt: _Attempt[J], kind: Kind, value: Any, log: str) -> Outcome[J, Any]:
+    return Outcome(
+        job=attempt.job,
+        kind=kind,
+        result=value if kind == "ok" else None,
+        error=None if kind == "ok" else str(value),
+        seconds=time.monotonic() - attempt.began,
+        attempts=attempt.number,
+        log=log,
+    )
 
 
 # ---- the parent's side -----------------------------------------------------------------------------------------------

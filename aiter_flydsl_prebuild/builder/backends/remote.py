@@ -126,9 +126,8 @@ def run_batches(
         result = None
         if answer.pack is not None:
             (result,) = unpacked(Pack(f"{job.label} from {type(executor).__name__}", answer.pack))
-        outcomes[job] = Outcome(
-            task_of(job), answer.kind, result, answer.error, answer.seconds, answer.attempts, answer.log
-        )
+        said = answer.kind, result, answer.error, answer.seconds, answer.attempts, answer.log
+        outcomes[job] = Outcome(task_of(job), *said)
         on_event(outcomes[job])
 
     try:
