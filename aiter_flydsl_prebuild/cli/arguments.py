@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..builder.settings import FLAG, SIZE, TOKENS, BuildSettings, Group, Kind, Setting, settings
+from ..builder.setting_kinds import FLAG, SIZE, TOKENS, Kind
+from ..builder.settings import BuildSettings, Group, Setting, settings
 from ..errors import CheckError, InputError
 
 if TYPE_CHECKING:

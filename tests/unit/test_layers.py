@@ -43,7 +43,18 @@ FRONT_DOOR = ("", "__main__")
 # The same within the builder, whose parts are below what calls them.
 BUILDER = {
     "basics": (
-        *("bound", "compiling", "doctor", "epoch", "execution.facts", "gates", "machine", "packing", "settings"),
+        *(
+            "bound",
+            "compiling",
+            "doctor",
+            "epoch",
+            "execution.facts",
+            "gates",
+            "machine",
+            "packing",
+            "setting_kinds",
+            "settings",
+        ),
         "sharding",
     ),
     "store": ("store",),
