@@ -33,6 +33,6 @@ _KNOWN: Final = (
 ARCHES: Final = {arch.name: arch for arch in _KNOWN}
 
 
-def arch_of_cu_num(cu_num: int) -> Arch | None:
-    """The architecture of GPUs with so many compute units; None where AITER would ask the GPU it runs on."""
-    return next((arch for arch in _KNOWN if cu_num in arch.cu_num), None)
+def gfx_of_cu_num(cu_num: int) -> str | None:
+    """The arch of a row whose table has no gfx column; None where AITER would ask the GPU it runs on."""
+    return next((arch.name for arch in _KNOWN if cu_num in arch.cu_num), None)

@@ -15,7 +15,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ..arch import arch_of_cu_num
 from ..packs.manifest import Range as Range
 from . import reference_names as grammar
 
@@ -50,12 +49,6 @@ _COARSE_M: Final = 8192
 _COARSE_N: Final = 4096
 # Only in the newest: below this M the fine padding is the next power of two.
 _SMALL_M: Final = 16
-
-
-def gfx_of_cu_num(cu_num: int) -> str | None:
-    """The arch of a row whose table has no gfx column; None where AITER would ask the GPU it runs on."""
-    arch = arch_of_cu_num(cu_num)
-    return arch and arch.name
 
 
 def op_of_mxscale_row(libtype: str, kernel_id: str) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from ..arch import gfx_of_cu_num
 from ..errors import InputError
 from ..packs.manifest import LAYER
 from . import rules
@@ -314,7 +315,7 @@ def _shape(key: tuple[str, str | None, str, str, str, str]) -> tuple[Shape | Non
             found.append((_SCALE_BLOCK, f"{_shown(scale)} is not a block; write rows x columns, such as 32x32"))
     if gfx is None:
         if not found:
-            gfx = rules.gfx_of_cu_num(numbers[0])
+            gfx = gfx_of_cu_num(numbers[0])
             if gfx is None:
                 found.append(("gfx", f"is missing, and cu_num {cu_text} does not tell it; add a gfx column"))
     elif not _GFX.fullmatch(gfx):

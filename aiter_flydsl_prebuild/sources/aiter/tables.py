@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...arch import gfx_of_cu_num
 from ...dispatch import rules
 from ...errors import InputError
 from .installed import Installed
@@ -98,7 +99,7 @@ def other_families(aiter: Installed) -> list[Family]:
 def merge(files: Sequence[Path], merged: Path) -> Path:
     """Write the rows of several tables to one, as AITER merges them where nothing conflicts.
 
-    A column that a file lacks is filled: gfx from cu_num (:func:`rules.gfx_of_cu_num`), any other with 0 (AITER:
+    A column that a file lacks is filled: gfx from cu_num (:func:`arch.gfx_of_cu_num`), any other with 0 (AITER:
     update_config_files). Conflicts are reported by :func:`dispatch.tables.read_tables`, before.
     """
     rows: list[dict[str, str]] = []
@@ -114,6 +115,6 @@ def merge(files: Sequence[Path], merged: Path) -> Path:
         for row in rows:
             missing = {name: "0" for name in columns if name not in row}
             if "gfx" in missing:
-                missing["gfx"] = rules.gfx_of_cu_num(int(row["cu_num"])) or "0"
+                missing["gfx"] = gfx_of_cu_num(int(row["cu_num"])) or "0"
             writer.writerow({**row, **missing})
     return merged
