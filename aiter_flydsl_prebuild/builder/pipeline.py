@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -183,13 +183,11 @@ def build_pack(
     memo = Memo(store, plan.source, flydsl, toolchain)
     recalled = memo.recall(jobs)
     left = tuple(job for job in jobs if job not in recalled)
-
-    def compile_left(arrived: Callable[[Outcome[Task, Compiled]], None]) -> list[Outcome[Task, Compiled]]:
+    with _arrivals(len(left), progress, memo, about) as arrived:
         if executor is None:
-            return compile_jobs(left, request, toolchain, arrived)
-        return _compile_elsewhere(left, request, toolchain, flydsl, plan.source, executor, arrived)
-
-    outcomes = _compiled(compile_left, len(left), progress, lambda kernel: memo.keep(kernel, about))
+            outcomes = compile_jobs(left, request, toolchain, arrived)
+        else:
+            outcomes = _compile_elsewhere(left, request, toolchain, flydsl, plan.source, executor, arrived)
     compile_seconds = time.perf_counter() - started
     failed = [(o.job.job, _reason(o)) for o in outcomes if not o.ok]
     compiled = [*recalled.values(), *(o.result for o in outcomes if o.result is not None)]
@@ -218,22 +216,20 @@ def build_pack(
     )
 
 
-def _compiled(
-    compile_left: Callable[[Callable[[Outcome[Task, Compiled]], None]], list[Outcome[Task, Compiled]]],
-    count: int,
-    progress: Callable[[int], Progress],
-    keep: Callable[[Compiled], None],
-) -> list[Outcome[Task, Compiled]]:
-    """Compile ``count`` kernels, show it, and keep each when it arrives: a build that is stopped goes on from there."""
+@contextlib.contextmanager
+def _arrivals(
+    count: int, progress: Callable[[int], Progress], memo: Memo, about: About
+) -> Iterator[Callable[[Outcome[Task, Compiled]], None]]:
+    """What takes the outcomes of ``count`` compiles: it shows each, and keeps it, so that a stopped build goes on."""
     with progress(count) if count else contextlib.nullcontext() as display:
 
         def arrived(outcome: Outcome[Task, Compiled]) -> None:
             if outcome.result is not None:
-                keep(outcome.result)
+                memo.keep(outcome.result, about)
             if display is not None:
                 display.advance(outcome.ok, outcome.job.job.label)
 
-        return compile_left(arrived)
+        yield arrived
 
 
 def _written(

@@ -12,7 +12,7 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ NAME = "libamdhip64.so.7"
 
 _VERSION = "hip_4.2"  # of every symbol that libfly_jit_runtime.so imports
 _NOT_SUPPORTED = 801
-_SUCCEEDING = (
+SUCCEEDING = (
     "hipDeviceSynchronize",
     "hipEventCreateWithFlags",
     "hipEventDestroy",
@@ -39,7 +39,7 @@ _SUCCEEDING = (
     "hipStreamSynchronize",
     "hipStreamWaitEvent",
 )
-_FAILING = (
+FAILING = (
     "hipFree",
     "hipHostGetDevicePointer",
     "hipHostRegister",
@@ -96,13 +96,21 @@ def build(folder: Path) -> Path:
 
     :raises InputError: there is no compiler, or it fails.
     """
-    source, script, library = folder / "hip.c", folder / "hip.map", folder / NAME
     lines = [_SOURCE]
-    lines += [f"int {name}() {{ return 0; }}" for name in _SUCCEEDING]
-    lines += [f'int {name}() {{ unsupported = "{name}"; return {_NOT_SUPPORTED}; }}' for name in _FAILING]
+    lines += [f"int {name}() {{ return 0; }}" for name in SUCCEEDING]
+    lines += [f'int {name}() {{ unsupported = "{name}"; return {_NOT_SUPPORTED}; }}' for name in FAILING]
+    return link(lines, folder, find_compiler())
+
+
+def link(lines: Iterable[str], folder: Path, compiler: str) -> Path:
+    """Make a library of this name, with the symbols' version, of lines of C.
+
+    :raises InputError: the compiler fails.
+    """
+    source, script, library = folder / "hip.c", folder / "hip.map", folder / NAME
     source.write_text("\n".join(lines) + "\n", encoding="utf-8")
     script.write_text(f"{_VERSION} {{ global: *; }};\n", encoding="utf-8")
-    command = [find_compiler(), "-w", "-shared", "-fPIC", f"-Wl,-soname,{NAME}", f"-Wl,--version-script={script}"]
+    command = [compiler, "-w", "-shared", "-fPIC", f"-Wl,-soname,{NAME}", f"-Wl,--version-script={script}"]
     run = subprocess.run([*command, "-o", str(library), str(source)], capture_output=True, text=True, check=False)
     if run.returncode:
         raise InputError(f"the C compiler {command[0]} cannot make a shared library: {run.stderr.strip()[-300:]}")
