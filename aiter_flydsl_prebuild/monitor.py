@@ -11,7 +11,7 @@ MlirCompiler.compile. Nothing is changed in what they do.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import logging
 import os
@@ -91,53 +91,45 @@ def start(log: str | None = None) -> Monitor:
 
     :param log: append each compile to this file as a line of JSON; by default what AITER_FLYDSL_PREBUILD_LOG names.
     :raises ImportError: FlyDSL cannot be imported.
+    :raises PrebuildError: it is one that this project does not know.
     """
     global _monitor
     with _lock:
         if _monitor is None:
-            _monitor = Monitor()
-            _listen(_monitor)
+            monitor = Monitor()
+            _listen(monitor)
+            _monitor = monitor
         _monitor.log = log or os.environ.get(VARIABLE) or _monitor.log
         return _monitor
 
 
 def _listen(monitor: Monitor) -> None:
-    import flydsl.compiler.jit_function as jit
+    from .flydsl import listen
 
-    # 0.4.2 and newer go through one method for calls and for flyc.compile; before, both go through __call__.
-    call = "_compile_or_execute" if hasattr(jit.JitFunction, "_compile_or_execute") else "__call__"
-    original_call: Callable[..., Any] = getattr(jit.JitFunction, call)
-    original_get: Callable[..., Any] = jit.JitCacheManager.get
-    original_compile: Callable[..., Any] = jit.MlirCompiler.compile
-
-    @functools.wraps(original_call)
-    def listening_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def during_call(proceed: Callable[[], Any], launcher: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> Any:
         before = getattr(_calls, "current", None)
-        _calls.current = (self, args[0] if call != "__call__" and args else args)
+        _calls.current = (launcher, arguments)
         try:
-            return original_call(self, *args, **kwargs)
+            return proceed()
         finally:
             _calls.current = before
 
-    @functools.wraps(original_get)
-    def listening_get(self: Any, key: str) -> Any:
-        known = key in self.memory_cache
-        value = original_get(self, key)
+    def during_lookup(proceed: Callable[[], Any], manager: Any, key: str) -> Any:
+        known = key in manager.memory_cache
+        value = proceed()
         if value is not None and not known:
             with _lock:
                 monitor.found += 1
         return value
 
-    def listening_compile(*args: Any, **kwargs: Any) -> Any:
+    def during_compile(proceed: Callable[[], Any], module: Any, name: str) -> Any:
         started = time.perf_counter()
-        result = original_compile(*args, **kwargs)
+        result = proceed()
         launcher, arguments = getattr(_calls, "current", (None, ()))
-        name = kwargs.get("func_name") or getattr(getattr(launcher, "func", None), "__name__", "")
-        symbols = set(_LAUNCHED.findall(str(args[0]) if args else ""))
         monitor._add(
             Compile(
-                launcher=str(name),
-                kernels=sorted(symbols),
+                launcher=name or str(getattr(getattr(launcher, "func", None), "__name__", "")),
+                kernels=sorted(set(_LAUNCHED.findall(str(module)))),
                 constants=_constants(launcher),
                 arguments=[_describe(argument) for argument in arguments],
                 seconds=round(time.perf_counter() - started, 4),
@@ -147,9 +139,11 @@ def _listen(monitor: Monitor) -> None:
         )
         return result
 
-    setattr(jit.JitFunction, call, listening_call)
-    jit.JitCacheManager.get = listening_get
-    jit.MlirCompiler.compile = listening_compile
+    with contextlib.ExitStack() as wrapped:
+        wrapped.callback(listen.around_calls(during_call))
+        wrapped.callback(listen.around_lookups(during_lookup))
+        wrapped.callback(listen.around_compiles(during_compile))
+        wrapped.pop_all()  # all three or none
 
 
 def _constants(launcher: Any) -> dict[str, Any]:

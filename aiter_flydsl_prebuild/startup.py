@@ -45,6 +45,7 @@ def at_startup() -> None:
 def vllm_plugin() -> None:
     """Seed in a process of vLLM, before it loads a model, and watch it where AITER_FLYDSL_PREBUILD_LOG names a file."""
     from . import seed
+    from .errors import PrebuildError
     from .monitor import VARIABLE, start
 
     seed()
@@ -54,6 +55,10 @@ def vllm_plugin() -> None:
             start()
         except ImportError:
             return  # without FlyDSL there is nothing to watch
+        except PrebuildError as error:
+            from .seeding import log
+
+            log([f"{VARIABLE} is set, and nothing is watched: {error}"])
 
 
 def _follow_vllm() -> None:

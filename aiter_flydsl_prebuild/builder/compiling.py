@@ -6,14 +6,10 @@ is computed by hand. A job is first compiled without device bitcode; only one th
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
 import tempfile
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +25,7 @@ from ..flydsl.install import (
     known_identities,
     read_install,
 )
+from ..flydsl.listen import follow_cache_folder, recorded_artifact_keys
 from ..flydsl.toolchain import Toolchain
 from ..packs.codeobject import code_facts
 from ..packs.manifest import CodeFacts, FlyDSL
@@ -157,7 +154,7 @@ def _compile(job: Job, rocm_root: str, *, with_bitcode: bool) -> Compiled:
         tempfile.TemporaryDirectory(prefix="afp-job-") as folder,
         environment(FLYDSL_RUNTIME_CACHE_DIR=folder, **roots),
     ):
-        launchers_follow_the_folder()
+        follow_cache_folder()
         with recorded_artifact_keys() as artifact_keys:
             try:
                 source.compile(job)
@@ -181,54 +178,3 @@ def _collect(folder: Path, artifact_keys: Mapping[str, str], arch: str) -> Itera
             raise PrebuildError(f"FlyDSL wrote {path} under a key that it did not compute from an artifact key")
         paths = () if key else ((interpreter_abi(), path),)
         yield CompiledEntry(key, paths, entry, tuple(code_facts(entry.ir_text, arch)))
-
-
-@functools.cache
-def launchers_follow_the_folder() -> None:
-    """Let FlyDSL's launchers work in the cache folder of each job, those too that outlive a job.
-
-    Every launcher keeps what it compiled, and up to 0.4.2 also the folder of its first call (compiler/jit_function.py,
-    JitFunction._ensure_cache_manager). One that a module holds would put a job's kernel into an earlier job's folder.
-    """
-    import flydsl.compiler.jit_function as jit
-
-    keep = jit.JitFunction._ensure_cache_manager
-    folders: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-    def follow(launcher: Any, *arguments: Any, **named: Any) -> Any:
-        folder = os.environ["FLYDSL_RUNTIME_CACHE_DIR"]
-        if folders.get(launcher) != folder:
-            folders[launcher] = folder
-            launcher.cache_manager = launcher.manager_key = None
-            launcher._mem_cache.clear()
-            getattr(launcher, "_call_state_cache", {}).clear()
-        return keep(launcher, *arguments, **named)
-
-    jit.JitFunction._ensure_cache_manager = follow
-
-
-@contextmanager
-def recorded_artifact_keys() -> Iterator[dict[str, str]]:
-    """Disk key -> artifact key of every key that FlyDSL 0.5 computes meanwhile; stays empty under older ones.
-
-    FlyDSL keeps the artifact key in the launcher object, which a source need not expose; both keys meet in
-    ``compiler/jit_function.py``, _disk_cache_key, which is listened to here.
-    """
-    import flydsl.compiler.jit_function as jit
-
-    keys: dict[str, str] = {}
-    compute: Callable[[str], str] | None = getattr(jit, "_disk_cache_key", None)
-    if compute is None:
-        yield keys
-        return
-
-    def listening(artifact_key: str) -> str:
-        key = compute(artifact_key)
-        keys[key] = artifact_key
-        return key
-
-    jit._disk_cache_key = listening
-    try:
-        yield keys
-    finally:
-        jit._disk_cache_key = compute
