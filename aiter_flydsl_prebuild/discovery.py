@@ -153,7 +153,7 @@ def _without_packs(name: str, homes: list[str]) -> str:
     there = [home for home in homes if os.path.isdir(home)]
     if there:
         return f"package {name} ({there[0]}) holds no pack of kernels ({os.path.join(FOLDER, '*' + SUFFIX)})"
-    return f"package {name} is not installed in this environment; name it as Python imports it"
+    return f"package {name} is not installed in this environment; use the name that Python imports"
 
 
 def _what_is_wrong_with(place: str) -> str:

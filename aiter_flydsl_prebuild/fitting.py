@@ -109,7 +109,8 @@ def fit(
         reasons.append(f"{_count(len(other_bitcode))} {what}: {_names(other_bitcode)}")
     if other_abi:
         theirs = ", ".join(sorted({abi for kernel in other_abi for entry in kernel.entries for abi in entry.paths}))
-        what = f"got keys for {theirs} alone, none for {install.abi}"
+        have = "have" if len(other_abi) > 1 else "has"
+        what = f"{have} keys only for {theirs}, none for {install.abi}"
         reasons.append(f"{_count(len(other_abi))} {what}: {_names(other_abi)}")
     reasons += lost(pack)
     return Fit(list(placements.values()), fitting, reasons, absences(other))
@@ -122,7 +123,7 @@ def _built_without_record(pack: Pack) -> bool:
 def _misfit(pack: Pack, arches: Sequence[str], install: Install | None) -> str | None:
     """Why nothing of a pack fits, None where something may."""
     if shard := pack.manifest.shard:
-        return f"is part {shard.index} of {shard.of} of a build, to be merged and not to be used"
+        return f"is part {shard.index} of {shard.of} of a build: merge the parts, and install the result"
     if pack.arch not in arches:
         here = f"this machine needs {', '.join(arches)}" if arches else "this machine has no ROCm GPU"
         return f"kernels are for {pack.arch}, {here}"
@@ -134,14 +135,14 @@ def _misfit(pack: Pack, arches: Sequence[str], install: Install | None) -> str |
         version = install.version or "of an unknown version"
         return f"kernels are for flydsl {pack.version}, installed is {version}"
     if install.identity is None:
-        why = "was not installed from a wheel, and only one built with exactly it fits"
+        why = "was not installed from a wheel: only kernels that were built with exactly this FlyDSL fit"
         return f"flydsl {install.version} {why}"
     if install.identity not in pack.identities.get(install.abi, ()):
         if install.abi not in pack.identities:
             have = ", ".join(sorted(pack.identities))
             return f"kernels are for FlyDSL on {have}, this Python is {install.abi}"
         known = ", ".join(i[:_SHORT] for i in pack.identities[install.abi])
-        why = f"is another build than the one the kernels were made for ({known}, not {install.identity[:_SHORT]})"
+        why = f"is not the build that the kernels were made for ({known}, not {install.identity[:_SHORT]})"
         return f"flydsl {install.version} {why}"
     return install.other_keys
 
@@ -187,7 +188,7 @@ def differences(pack: Pack, other: OtherCode, code: InstalledCode) -> list[str]:
         known = pack.manifest.source.package(package)
         theirs = called(package, known.version)
         ours = called(package, installed_version(package, known.distribution, code.folders(package)))
-        what = f"compiled from {theirs}, installed is {ours} with other code ({few(files)})"
+        what = f"compiled from {theirs}, installed is {ours} with different code ({few(files)})"
         lines.append(f"{_count(len(kernels))} {'were' if len(kernels) > 1 else 'was'} {what}: {_names(kernels)}")
     return lines
 
@@ -216,7 +217,7 @@ def lost(pack: Pack) -> list[str]:
     """One reason for all kernels that a pack should have and could not be built with; none where it has all."""
     if not pack.missing:
         return []
-    return [f"{_count(len(pack.missing))} could not be built and will be compiled: {_names(pack.missing)}"]
+    return [f"{_count(len(pack.missing))} could not be built, so FlyDSL will compile them: {_names(pack.missing)}"]
 
 
 def other_units(pack: Pack, counts: Sequence[int]) -> list[str]:

@@ -251,7 +251,9 @@ def not_private(folder: str) -> list[str]:
     if not foreign and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return []
     what = "belongs to another user" if foreign else "can be written to by others"
-    return [f"{folder} {what}: FlyDSL's entries are pickles, so who can write there can run code in this process"]
+    return [
+        f"{folder} {what}: FlyDSL's entries are pickles, so anyone who can write there can run code in this process"
+    ]
 
 
 def defeated(environ: Mapping[str, str]) -> str | None:

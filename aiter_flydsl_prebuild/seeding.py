@@ -147,7 +147,7 @@ def _mode(mode: str | None, environ: Mapping[str, str], wrong: list[str]) -> str
     said = environ.get(MODE_VARIABLE, "") if mode is None else mode
     found = mode_of({MODE_VARIABLE: said})
     if found is None:
-        wrong.append(f"{MODE_VARIABLE}={said}: not one of off, on, strict; taken as on")
+        wrong.append(f"{MODE_VARIABLE}={said}: not one of off, on, strict; using on")
     return found or "on"
 
 

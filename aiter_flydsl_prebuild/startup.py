@@ -62,7 +62,7 @@ def vllm_plugin() -> None:
 
 
 def _follow_vllm() -> None:
-    """Seed the folder that vLLM's monokernel takes in place of one that the user set and that cannot be used.
+    """Seed the folder that vLLM's monokernel uses in place of one that the user set and that cannot be used.
 
     seed() has said what is wrong with that one. The variable stays as it is: other kernels are looked for there.
     """
@@ -75,7 +75,7 @@ def _follow_vllm() -> None:
 
     report = seed(cache_dir=folder, environ={**os.environ, CACHE_VARIABLE: folder})
     if report.kernels:
-        log([f"vLLM's monokernel takes {folder} instead: {report.kernels} kernels are in place there"])
+        log([f"vLLM's monokernel uses {folder} instead: {report.kernels} kernels are in place there"])
 
 
 def startup_files() -> dict[str, str]:

@@ -34,7 +34,7 @@ class ProjectCode(InstalledCode):
         if self._own(package) is not None:
             return f"this project has other code in {package}"
         version = installed_version(package, distribution, self.folders(package))
-        return f"installed is {called(package, version)} with other code"
+        return f"installed is {called(package, version)} with different code"
 
 
 def compare(pack: Pack, name: str, code: ProjectCode) -> Iterator[str]:

@@ -92,9 +92,10 @@ def _parse_header(path: str, data: bytes, size: int) -> Header:
     header = Header(digest.hex(), *sizes)
     manifest, payloads = header[1:3], header[3:]
     if max(manifest) > _MANIFEST_LIMIT or max(payloads) > _PAYLOAD_LIMIT:
-        raise PackError(f"{path}: claims {header.manifest_size + header.payload_size} bytes of content; refused")
+        claimed = header.manifest_size + header.payload_size
+        raise PackError(f"{path}: the header claims {claimed} bytes of content, more than the limit")
     if size != _HEADER.size + header.manifest_packed + header.payload_packed:
-        raise PackError(f"{path}: cut short or damaged: {size} bytes, not those its header states")
+        raise PackError(f"{path}: truncated or damaged: {size} bytes, not those its header states")
     return header
 
 

@@ -126,7 +126,7 @@ def test_a_kernel_without_a_key_for_this_python(environ: dict[str, str], tmp_pat
     fit = fitting.fit(pack, ["gfx950"], install, flydsl_cache.NO_BITCODE)
     assert fit.kernels == 1
     assert fit.reasons == [
-        f"1 kernel got keys for cp27 alone, none for {install.abi}: k1 (N=128, K=256, scales 32x32, mxscale_bmm)"
+        f"1 kernel has keys only for cp27, none for {install.abi}: k1 (N=128, K=256, scales 32x32, mxscale_bmm)"
     ]
 
 

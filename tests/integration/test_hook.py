@@ -291,7 +291,7 @@ def test_a_pack_of_other_code_than_what_is_installed_stops_the_build(tmp_path: P
     (site / "__init__.py").write_text('__version__ = "2.1"\nraise ImportError\n')
     run = pip_wheel(project, "--no-build-isolation", environment=environment)
     assert run.returncode != 0
-    line = "compiled from theirs 1.0, installed is theirs 2.1 with other code (theirs/__init__.py)"
+    line = "compiled from theirs 1.0, installed is theirs 2.1 with different code (theirs/__init__.py)"
     assert line in run.stdout + run.stderr
     run = pip_wheel(project, "--no-build-isolation", "-v")
     assert run.returncode == 0

@@ -114,7 +114,7 @@ def test_what_is_no_whole_build_is_refused(whole: Path, parts: list[Path], tmp_p
 
     truncated = tmp_path / "truncated.fkpack"
     truncated.write_bytes(parts[1].read_bytes()[:-9])
-    assert "truncated.fkpack: cut short or damaged" in merge(parts[0], truncated, parts[2], out=out, status=1)["error"]
+    assert "truncated.fkpack: truncated or damaged" in merge(parts[0], truncated, parts[2], out=out, status=1)["error"]
 
     manifest = to_json(Pack(str(parts[1])).manifest)
     payloads = [text.encode() for text in Pack(str(parts[1])).payloads()]
@@ -127,7 +127,7 @@ def test_what_is_no_whole_build_is_refused(whole: Path, parts: list[Path], tmp_p
     other.write_bytes(encode_pack(abroad, payloads))
     assert "for several Pythons or FlyDSLs" in merge(parts[0], other, parts[2], out=out, status=1)["error"]
 
-    # The same part with other code for a kernel: the kernel is named.
+    # The same part with different code for a kernel: the kernel is named.
     changed = json.loads(json.dumps(manifest))
     changed["kernels"][0]["entries"][0]["fields"]["link_libs"] = ["other"]
     other.write_bytes(encode_pack(changed, payloads))
@@ -146,5 +146,5 @@ def test_a_part_is_not_used_by_mistake(parts: list[Path], tmp_path: Path) -> Non
         "FLYDSL_RUNTIME_CACHE_DIR": str(tmp_path / "cache"),
     }
     done = prebuild("seed", environment=environment)
-    assert "is part 1 of 3 of a build, to be merged and not to be used" in done.stderr + done.stdout
+    assert "is part 1 of 3 of a build: merge the parts, and install the result" in done.stderr + done.stdout
     assert not list(tmp_path.rglob("*.pkl"))

@@ -79,7 +79,7 @@ def test_a_changed_flydsl_is_noticed_where_all_times_are_equal(server: FlyDSLSer
     correct_record(server.site, EDITED)
     flatten(server.site)
     found = server.start(AITER_FLYDSL_PREBUILD=mode)
-    assert "is another build than the one the kernels were made for" in str(found)
+    assert "is not the build that the kernels were made for" in str(found)
 
 
 def test_changed_bitcode_is_noticed_where_all_times_are_equal(server: FlyDSLServer) -> None:

@@ -87,7 +87,7 @@ def test_kernels_of_other_code_are_left_out_with_one_line(server: BoundServer) -
     (server.site / FILES[0]).write_text("# another\n")
     server.version("1.1")
     line = (
-        f"a.fkpack: 4 kernels were compiled from theirs 1.0, installed is theirs 1.1 with other code ({FILES[0]}): "
+        f"a.fkpack: 4 kernels were compiled from theirs 1.0, installed is theirs 1.1 with different code ({FILES[0]}): "
         f"{', '.join(make_job(f'k{number}').label for number in range(3))} and 1 more"
     )
     found = server.start()
@@ -129,7 +129,7 @@ def test_a_second_start_notices_another_package_in_front(server: BoundServer) ->
     (server.root / "front" / FILES[2]).write_text("# another\n")
     found = server.start(PYTHONPATH=path)
     assert found["packs"][0]["kernels"] == 1
-    assert "installed is theirs of an unknown version with other code" in found["problems"][0]
+    assert "installed is theirs of an unknown version with different code" in found["problems"][0]
 
 
 def test_an_editable_install_is_looked_through(server: BoundServer) -> None:
@@ -171,7 +171,7 @@ def test_under_keys_that_hold_the_code_a_difference_is_a_line_of_status(server: 
     assert (found["packs"][0]["kernels"], found["problems"]) == (6, [])
     described = server.status()
     assert (described["fitting"], described["in_place"]) == (6, 6)
-    assert described["notes"][0].startswith("4 kernels were compiled from theirs 1.0, installed is theirs 1.0 with oth")
+    assert described["notes"][0].startswith("4 kernels were compiled from theirs 1.0, installed is theirs 1.0 with dif")
     assert server.start()["quick"]
 
 

@@ -506,7 +506,7 @@ def test_vllm_moves_the_folder(
     if (said := spoken.get(what[-1] if what else "")) and order.startswith("plugin"):
         assert said in lines[0]
         assert lines[1] == (
-            f"aiter-flydsl-prebuild: vLLM's monokernel takes {home}/.flydsl/cache instead: 3 kernels are in place there"
+            f"aiter-flydsl-prebuild: vLLM's monokernel uses {home}/.flydsl/cache instead: 3 kernels are in place there"
         )
 
 

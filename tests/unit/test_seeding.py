@@ -125,7 +125,9 @@ def test_kernels_that_could_not_be_built_are_named(machine: Machine, tmp_path: P
     report = machine.seed(pack)
     named = ", ".join(make_job(f"lost{i}").label for i in range(3))
     assert report.kernels == 1
-    assert report.problems == [f"b.fkpack: 5 kernels could not be built and will be compiled: {named} and 2 more"]
+    assert report.problems == [
+        f"b.fkpack: 5 kernels could not be built, so FlyDSL will compile them: {named} and 2 more"
+    ]
     with pytest.raises(CheckError, match="lost0"):
         machine.seed(pack, mode="strict")
 
@@ -155,7 +157,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str, str]] = {
     "build": (
         {"identities": {INSTALL.abi: ["0" * 64]}},
         "gfx950",
-        f"is another build than the one the kernels were made for ({'0' * 12}, not {str(INSTALL.identity)[:12]})",
+        f"is not the build that the kernels were made for ({'0' * 12}, not {str(INSTALL.identity)[:12]})",
     ),
 }
 
@@ -192,7 +194,8 @@ def test_a_flydsl_without_a_record_is_not_trusted(
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     report = machine.seed(pack)
     assert report.problems == [
-        f"a.fkpack: flydsl {INSTALL.version} was not installed from a wheel, and only one built with exactly it fits"
+        f"a.fkpack: flydsl {INSTALL.version} was not installed from a wheel: "
+        "only kernels that were built with exactly this FlyDSL fit"
     ]
 
 
@@ -223,7 +226,7 @@ def test_off(machine: Machine, pack: Path) -> None:
 def test_a_mode_that_does_not_exist_is_said_once(machine: Machine, pack: Path) -> None:
     machine.environ["AITER_FLYDSL_PREBUILD"] = "maybe"
     report = machine.seed(pack)
-    assert report.problems == ["AITER_FLYDSL_PREBUILD=maybe: not one of off, on, strict; taken as on"]
+    assert report.problems == ["AITER_FLYDSL_PREBUILD=maybe: not one of off, on, strict; using on"]
     assert report.kernels == 6
     assert "problems=['AITER_FLYDSL_PREBUILD=maybe" in repr(report)
 
