@@ -148,8 +148,7 @@ def make_plan(request: BuildRequest, store: Store) -> Plan:
     :param store: remembers what takes a source long to find out.
     :raises InputError: a table is wrong, or nothing is left to compile.
     """
-    source = load_source(request.source, request.options)
-    source.remember = store.remember
+    source = load_source(request.source, request.options, store.remember)
     plan = plan_source(source, arch=request.arch, cu_num=request.cu_num, tokens=request.tokens, rule=request.rule)
     if not plan.jobs:
         nothing = f"no FlyDSL kernel serves {request.arch} for tokens {request.tokens[0]}..{request.tokens[1]}"

@@ -9,7 +9,7 @@ from ..errors import InputError
 from ..needs import MODULES, MissingError
 
 if TYPE_CHECKING:
-    from .base import Options, Source
+    from .base import Options, Remember, Source
 
 _SOURCES = {
     "reference": "aiter_flydsl_prebuild.sources.reference.source:ReferenceSource",
@@ -20,19 +20,23 @@ SOURCES = tuple(_SOURCES)
 """The sources of this project."""
 
 
-def load_source(name: str, options: Options | None = None) -> Source:
+def load_source(name: str, options: Options | None = None, remember: Remember | None = None) -> Source:
     """One of :data:`SOURCES`, or any other as ``package.module:Class``, a :class:`.base.Source`.
 
+    :param remember: keeps what takes the source long to find out; by default it asks each time.
     :raises InputError: there is none of that name, it cannot be imported, or it does not know the options.
     :raises MissingError: it needs a library that is not installed, and that an extra of this project brings.
     """
-    from .base import Source
+    from .base import Options, Source, ask_again
 
     module, separator, attribute = _SOURCES.get(name, name).partition(":")
     if not separator:
         raise InputError(f"source {name!r} is not known; write one of {', '.join(SOURCES)}, or package.module:Class")
     try:
-        found = getattr(importlib.import_module(module), attribute)()
+        found = getattr(importlib.import_module(module), attribute)
+        if not (isinstance(found, type) and issubclass(found, Source)):
+            raise InputError(f"source {name!r} is not a class derived from {Source.__module__}.Source")
+        source = found(name, options or Options(), remember or ask_again)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in MODULES:
@@ -40,10 +44,5 @@ def load_source(name: str, options: Options | None = None) -> Source:
         raise InputError(f"source {name!r} cannot be loaded: {error}") from error
     except (ImportError, AttributeError, TypeError) as error:
         raise InputError(f"source {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Source):
-        raise InputError(f"source {name!r} is not a Source but a {type(found).__name__}")
-    found.name = name
-    if options is not None:
-        found.options = options
-    found.check_options()
-    return found
+    source.check_options()
+    return source

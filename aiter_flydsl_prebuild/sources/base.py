@@ -75,6 +75,15 @@ def job_of(manifest: Manifest, kernel: PackedKernel | MissingKernel) -> Job:
     return Job(kernel.source, manifest.arch, kernel.name, shape, kernel.tokens, options, cu_num=kernel.cu_num)
 
 
+Remember = Callable[[str, Callable[[], Any]], Any]
+"""Asks something that takes long, or recalls the answer under a key that holds all it depends on."""
+
+
+def ask_again(key: str, ask: Callable[[], Any]) -> Any:
+    """Remembers nothing."""
+    return ask()
+
+
 class Source(ABC):
     """Kernels of one origin, and the run-time dispatch that a server uses for them.
 
@@ -82,11 +91,16 @@ class Source(ABC):
     set; a source sets nothing of that itself.
     """
 
-    name: str
-    """What the manifest and the command line call it; set by :func:`sources.load_source`."""
+    def __init__(self, name: str, options: Options = Options(), remember: Remember = ask_again) -> None:
+        """Made by :func:`sources.load_source`, in each process that needs it; a class with more to set calls this.
 
-    options: Options = Options()
-    """Set by :func:`sources.load_source`, and checked by :meth:`check_options`."""
+        :param name: what the manifest and the command line call it.
+        :param options: what the user chose; :meth:`check_options` looks at them.
+        :param remember: for questions whose answers take long; a build's store keeps them.
+        """
+        self.name = name
+        self.options = options
+        self.remember = remember
 
     def check_options(self) -> None:
         """Raise InputError unless this source knows its :attr:`options`."""
@@ -175,9 +189,6 @@ class Source(ABC):
     def watched(self) -> str:
         """A digest of all files whose change could change the source's answers; by default of what identifies it."""
         return self.identity()["digest"]
-
-    remember: Callable[[str, Callable[[], Any]], Any] = staticmethod(lambda key, ask: ask())
-    """Asks something that takes long, or recalls the answer under a key that holds all it depends on (store.Store)."""
 
     @abstractmethod
     def compile(self, job: Job) -> None:

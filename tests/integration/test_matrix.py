@@ -47,12 +47,12 @@ import aiter_flydsl_prebuild, flydsl
 from tiny_source import TinySource
 folder, original = map(Path, sys.argv[1:])
 try:
-    TinySource().call(None, 5)
+    TinySource("tiny").call(None, 5)
     cold = "found"
 except RuntimeError:
     cold = "would compile"
 report = aiter_flydsl_prebuild.seed()
-TinySource().call(None, 5)
+TinySource("tiny").call(None, 5)
 def load(path):
     (file,) = path.rglob("*.pkl")
     with file.open("rb") as data:
@@ -74,7 +74,7 @@ from tiny_source import TinySource
 torch.cuda.is_available, torch.cuda.synchronize = (lambda: True), (lambda: None)
 report = aiter_flydsl_prebuild.warm(progress=None, trusted="tiny_source:TinySource")
 warmed = fake_hip.counts()
-TinySource().call(None, 7)
+TinySource("tiny").call(None, 7)
 print(json.dumps({"report": report.to_json(), "warmed": warmed, "after": fake_hip.counts()}))
 """
 

@@ -18,7 +18,7 @@ from ...dispatch.reach import UNDECODABLE, UNKNOWN, KernelReach, Range, Reach, S
 from ...errors import CheckError, InputError
 from ...flydsl.install import ambiguity, read_install
 from ...packs.manifest import LeftOut
-from ..base import Job, Source, merge_ranges
+from ..base import Job, Options, Remember, Source, merge_ranges
 from ..environment import Finding
 from . import ahead, code, installed, needs, standins
 from .asking import ask_aiter
@@ -47,7 +47,8 @@ class AiterSource(Source):
     (default: bf16), ``models`` shape lists (default: all) whose shapes get the kernels of AITER's heuristic.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, options: Options, remember: Remember) -> None:
+        super().__init__(name, options, remember)
         self._ops: dict[str, Op] = {}
         self._live = False
 

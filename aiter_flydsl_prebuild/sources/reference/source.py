@@ -14,7 +14,7 @@ from ...dispatch import reference_names as grammar
 from ...dispatch import rules
 from ...dispatch.reach import Shape
 from ...errors import InputError
-from ..base import Job, Source
+from ..base import Job, Options, Remember, Source
 
 if TYPE_CHECKING:
     from ...execution.problem import Problem
@@ -38,7 +38,8 @@ def table_path() -> Path:
 class ReferenceSource(Source):
     """This project's own MXFP8 GEMM kernels, behind :func:`.dispatch.gemm`."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, options: Options, remember: Remember) -> None:
+        super().__init__(name, options, remember)
         self._weights: dict[Shape, tuple[Any, Any]] = {}
         self._live = False
 
