@@ -63,8 +63,8 @@ def unserved(pack: Pack, counts: Sequence[int]) -> list[tuple[PackedKernel, list
 def _counts_of_layers(pack: Pack) -> dict[tuple[Any, ...], set[int]]:
     """The numbers of compute units that a layer has rows for."""
     layers: dict[tuple[Any, ...], set[int]] = {}
-    for shape in pack.manifest.plan.shapes:
-        layers.setdefault(shape.layer, set()).add(shape.cu_num)
+    for shape, *_ in pack.manifest.plan.shapes:
+        layers.setdefault(tuple(shape.layer().values()), set()).add(shape.cu_num)
     return layers
 
 

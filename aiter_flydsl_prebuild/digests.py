@@ -14,7 +14,7 @@ _PACKAGE = Path(__file__).parent
 # What is between a job and its entry in the store, beside its source; all else of this project changes no kernel.
 _COMPILING = (
     *("flydsl/cache.py", "packs/manifest.py", "packs/codeobject.py", "builder/compiling.py", "builder/packing.py"),
-    *("sources/__init__.py", "sources/base.py"),
+    *("model/job.py", "model/shape.py", "sources/__init__.py", "sources/base.py"),
 )
 
 

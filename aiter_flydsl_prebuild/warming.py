@@ -21,13 +21,14 @@ from .errors import PrebuildError
 from .fitting import fit
 from .flydsl import cache
 from .flydsl.install import read_install
+from .model.job import Job
 from .monitor import start as start_monitor
 from .packs.format import Pack
 from .processes import environment
 from .progress import Progress
 from .seeding import seed
 from .sources import SOURCES, load_source
-from .sources.base import Job, Source, job_of
+from .sources.base import Source, job_of
 from .state import FirstCalls, write_first_calls
 from .target import target_arches
 

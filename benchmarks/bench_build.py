@@ -35,7 +35,7 @@ import sys
 from aiter_flydsl_prebuild.sources.planning import plan_source
 from aiter_flydsl_prebuild.dispatch.reach import parse_tokens
 from aiter_flydsl_prebuild.sources import load_source
-from aiter_flydsl_prebuild.sources.base import Options
+from aiter_flydsl_prebuild.model.job import Options
 name, tokens, index, of = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 source = load_source(name, Options(models=("none",) if name == "aiter" else ()))
 jobs = plan_source(source, arch="gfx950", cu_num=(), tokens=parse_tokens(tokens)).jobs[index::of]

@@ -68,7 +68,7 @@ def shapes_of_packs() -> list[dict[str, Any]]:
     from aiter_flydsl_prebuild.packs.format import Pack
 
     keys = ("op", "n", "k", "w_scale_block")
-    shapes = (shape for path in find_packs() for shape in Pack(path).manifest.plan.shapes)
+    shapes = (shape.shape for path in find_packs() for shape in Pack(path).manifest.plan.shapes)
     found = {tuple(getattr(shape, key) for key in keys) for shape in shapes}
     if not found:
         sys.exit("no pack of kernels is installed here")

@@ -7,8 +7,9 @@ from importlib.metadata import packages_distributions
 
 from ..binding import UNKNOWN, find_package, installed_version, package_of
 from ..digests import digest, file_digest
+from ..model.job import Job
 from ..packs.manifest import PackageFacts, SourceFile
-from ..sources.base import Job, Source
+from ..sources.base import Source
 
 Files = tuple[SourceFile, ...]
 """Path below the import system's folders and sha256 of each file, sorted."""

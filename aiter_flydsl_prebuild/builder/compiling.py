@@ -27,11 +27,11 @@ from ..flydsl.install import (
 )
 from ..flydsl.listen import follow_cache_folder, recorded_artifact_keys
 from ..flydsl.toolchain import Toolchain
+from ..model.job import Job
 from ..packs.codeobject import code_facts
 from ..packs.manifest import CodeFacts, FlyDSL
 from ..processes import environment
 from ..sources import load_source
-from ..sources.base import Job
 
 
 @dataclass(frozen=True)

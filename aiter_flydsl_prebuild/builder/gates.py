@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..dispatch.reach import Range
 from ..errors import InputError
+from ..model.tokens import Range, spelled, within, without
 from ..packs.format import Pack
-from ..sources.base import merge_ranges
 from .execution.facts import unexecuted, was_executed
 from .settings import BuildSettings
 
@@ -113,14 +112,14 @@ def _uncovered(pack: Pack, wanted: Range) -> Iterator[str]:
     for one in plan.left_out:
         yield f"coverage: {one}"
     for lost in pack.missing:
-        if lack := _within(lost.tokens, wanted):
-            yield f"coverage: {lost.label} is not in the pack: tokens {_ranges(lack)}"
-    if outside := _outside(plan.tokens, wanted):
+        if lack := within(lost.tokens, wanted):
+            yield f"coverage: {lost.label} is not in the pack: tokens {spelled(lack)}"
+    if outside := without([wanted], [plan.tokens]):
         first, last = plan.tokens
-        yield f"coverage: the kernels were built for tokens {first}..{last}, not for {_ranges(outside)}"
+        yield f"coverage: the kernels were built for tokens {first}..{last}, not for {spelled(outside)}"
     for shape in plan.shapes:
-        if lack := _within(shape.uncovered, wanted):
-            yield f"coverage: {shape.label}: no row serves tokens {_ranges(lack)}"
+        if lack := within(shape.uncovered, wanted):
+            yield f"coverage: {shape.shape.label}: no row serves tokens {spelled(lack)}"
 
 
 def _unexecuted(pack: Pack) -> Iterator[str]:
@@ -129,18 +128,3 @@ def _unexecuted(pack: Pack) -> Iterator[str]:
         return
     for kernel, reason in unexecuted(pack.manifest):
         yield f"executed: {kernel.label}: {reason}"
-
-
-def _within(ranges: Sequence[Range], wanted: Range) -> tuple[Range, ...]:
-    return merge_ranges(
-        [(max(a, wanted[0]), min(b, wanted[1])) for a, b in ranges if a <= wanted[1] and b >= wanted[0]]
-    )
-
-
-def _outside(built: Range, wanted: Range) -> list[Range]:
-    below, above = (wanted[0], min(wanted[1], built[0] - 1)), (max(wanted[0], built[1] + 1), wanted[1])
-    return [run for run in (below, above) if run[0] <= run[1]]
-
-
-def _ranges(ranges: Sequence[Range]) -> str:
-    return ", ".join(f"{first}..{last}" if last > first else str(first) for first, last in ranges)

@@ -12,9 +12,10 @@ from typing import Any
 from ..digests import digest, own_code
 from ..flydsl.install import read_install
 from ..flydsl.toolchain import Toolchain
+from ..model.job import Job
 from ..packs.format import Pack, PackError, read_header, zstd
 from ..packs.manifest import About, FlyDSL, Manifest, to_json
-from ..sources.base import Job, Source
+from ..sources.base import Source
 from .compiling import Compiled
 from .packing import LEVEL, encode_kernel, encode_pack, unpacked
 from .proof.proof import Proof, Subject, prove

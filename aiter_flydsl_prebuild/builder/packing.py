@@ -17,6 +17,7 @@ from ..discovery import SUFFIX
 from ..errors import CheckError, InputError
 from ..files import write_whole
 from ..flydsl.cache import Entry, python_tag
+from ..model.job import Job
 from ..packs.format import MAGIC, Pack, zstd
 from ..packs.manifest import (
     FORMAT,
@@ -35,7 +36,7 @@ from ..packs.manifest import (
     to_json,
 )
 from ..packs.reader import ManifestError, read_source
-from ..sources.base import Job, Source, job_of
+from ..sources.base import Source, job_of
 from .compiling import Compiled, CompiledEntry
 from .sharding import Shard
 

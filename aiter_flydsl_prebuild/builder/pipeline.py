@@ -7,14 +7,16 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..digests import compiling_code
-from ..dispatch.reach import UNDECODABLE, UNKNOWN, Range, ShapeReach
+from ..dispatch.reach import UNDECODABLE, UNKNOWN, ShapeReach
 from ..errors import CheckError, InputError
 from ..flydsl.toolchain import Toolchain, find_toolchain, worker_environment
+from ..model.job import Job, Options
+from ..model.tokens import Range, count
 from ..packs.format import Pack
 from ..packs.manifest import (
     About,
@@ -33,7 +35,7 @@ from ..packs.manifest import (
 from ..progress import Progress
 from ..scratch import scratch_folder
 from ..sources import load_source
-from ..sources.base import Job, Options, Source
+from ..sources.base import Source
 from ..sources.planning import Plan, plan_source
 from .backends.pool import Outcome, run_jobs
 from .backends.remote import SLOTS, Batch, run_batches
@@ -205,7 +207,7 @@ def build_pack(
         failed=_lines(failed),
         left_out=plan.left_out,
         undecodable=tuple(plan.reach.skipped(UNDECODABLE)),
-        uncovered=sum(last - first + 1 for shape in plan.reach.shapes for first, last in shape.uncovered),
+        uncovered=sum(count(shape.uncovered) for shape in plan.reach.shapes),
         bytes=final.stat().st_size,
         compile_seconds=compile_seconds,
         seconds=time.perf_counter() - started,
@@ -337,7 +339,7 @@ def describe(request: BuildRequest, plan: Plan, toolchain: Toolchain, packages: 
 
 def _shape_facts(entry: ShapeReach) -> ShapeFacts:
     return ShapeFacts(
-        **asdict(entry.shape),
+        entry.shape,
         other=tuple(OtherFacts(one.libtype, one.tokens) for one in entry.other),
         uncovered=entry.uncovered,
         skipped=tuple(SkippedFacts(one.name, one.reason, one.tokens) for one in entry.skipped),

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..digests import digest
 from ..errors import InputError
-from ..sources.base import Job, Source
+from ..model.job import Job
+from ..sources.base import Source
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from . import arguments
 from .result import Result
 
 if TYPE_CHECKING:
+    from ..model.job import Job
     from ..packs.manifest import LeftOut
-    from ..sources.base import Job
     from ..sources.planning import LayerPlan
 
 HELP = "which kernels the tuned tables reach, for every token count"
@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> Result:
     from ..dispatch.reach import plan_reach, to_json
     from ..dispatch.rules import RULES
     from ..dispatch.tables import read_tables
+    from ..model.job import Options
     from ..packs.manifest import to_json as facts
     from ..sources import load_source
-    from ..sources.base import Options
     from ..sources.planning import parse_layer, plan_layers, plan_source, unknown_kernels
     from . import show
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..model.tokens import count, spelled
 from ..report import covered
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ..builder.reports.inspecting import Summary
     from ..builder.store.store import Statistics
     from ..dispatch.fromlog import Wanted
-    from ..dispatch.reach import Range, Reach
+    from ..dispatch.reach import Reach
     from ..packs.manifest import LeftOut, PackedKernel
     from ..report import SeedReport
     from ..sources.planning import LayerPlan
@@ -40,10 +41,6 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print(" ".join(cells).rstrip())
 
 
-def _count(ranges: Sequence[Range]) -> int:
-    return sum(last - first + 1 for first, last in ranges)
-
-
 def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> None:
     """A line for each shape and operand contract, the totals, and what is left out.
 
@@ -55,9 +52,9 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> Non
     rows = []
     for one in reach.shapes:
         shape = one.shape
-        other = ", ".join(f"{o.libtype} {_count(o.tokens)}" for o in one.other)
+        other = ", ".join(f"{o.libtype} {count(o.tokens)}" for o in one.other)
         layer = (shape.op, shape.gfx, str(shape.cu_num), str(shape.n), str(shape.k))
-        uncovered = str(_count(one.uncovered)) if one.uncovered else "-"
+        uncovered = str(count(one.uncovered)) if one.uncovered else "-"
         scales = shape.w_scale_block or shape.q_dtype_w or ""
         rows.append((*layer, scales, str(len(one.kernels)), other or "-", uncovered))
     _table(header, rows)
@@ -76,7 +73,7 @@ def plan(reach: Reach, left_out: Sequence[LeftOut] = (), beside: int = 0) -> Non
 
 def layers(found: LayerPlan) -> None:
     """For each shape a line for every run of token counts, who serves it and why."""
-    from ..sources.planning import without
+    from ..model.tokens import without
 
     for entry in found.reach.shapes:
         shape = entry.shape
@@ -206,7 +203,7 @@ def proof(found: Proof) -> None:
     if len(lines) > _LINES:
         print(f"  … and {len(lines) - _LINES} more (--json has all)")
     if found.uncovered:
-        total = sum(_count([(r[0], r[1]) for r in one["tokens"]]) for one in found.uncovered)
+        total = sum(count([(r[0], r[1]) for r in one["tokens"]]) for one in found.uncovered)
         print(f"  {total} token counts are served by no row of the tables")
 
 
@@ -230,7 +227,7 @@ def packs(summaries: Sequence[Summary], written: Sequence[str]) -> None:
         _table(_KERNEL_COLUMNS, [row for kernel in manifest.kernels for row in _kernel_rows(pack, kernel)])
         for shape in plan.shapes:
             if shape.uncovered:
-                print(f"no row: {shape.label}, tokens {_ranges(shape.uncovered)}")
+                print(f"no row: {shape.shape.label}, tokens {_ranges(shape.uncovered)}")
         for one in plan.left_out:
             print(f"skipped: {one}")
         for lost in manifest.missing:
@@ -257,7 +254,7 @@ def _kernel_rows(pack: Summary, kernel: PackedKernel) -> Iterator[tuple[str, ...
 
 
 def _ranges(ranges: Sequence[Sequence[int]]) -> str:
-    texts = [str(first) if first == last else f"{first}..{last}" for first, last in ranges]
+    texts = [spelled([run]) for run in ranges]
     return ", ".join(texts) if len(texts) <= 2 else f"{texts[0]}, … {texts[-1]} ({len(texts)})"
 
 
@@ -288,12 +285,8 @@ def difference(found: Difference) -> None:
 
 def _change(name: str, before: Any, after: Any) -> str:
     if name == "tokens":
-        return f"tokens {_runs(before)} -> {_runs(after)}"
+        return f"tokens {spelled(before, ' ')} -> {spelled(after, ' ')}"
     return f"{name} {before} -> {after}" if isinstance(before, int) else name
-
-
-def _runs(ranges: Sequence[Sequence[int]]) -> str:
-    return " ".join(f"{first}..{last}" if last > first else str(first) for first, last in ranges)
 
 
 def _value(value: Any) -> str:

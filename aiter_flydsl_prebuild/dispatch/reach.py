@@ -13,28 +13,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from ..errors import InputError
+from ..model.shape import Shape
+from ..model.tokens import Range, Ranges
 from . import rules
-from .rules import Range
-from .tables import Row, Shape, Tables
-
-__all__ = [
-    "SKIP_REASONS",
-    "KernelReach",
-    "OtherReach",
-    "Range",
-    "Ranges",
-    "Reach",
-    "Shape",
-    "ShapeReach",
-    "SkippedReach",
-    "distinct",
-    "parse_tokens",
-    "plan_reach",
-    "to_json",
-]
-
-Ranges = tuple[Range, ...]
-"""Ranges of token counts: sorted, disjoint, not touching, both ends included."""
+from .tables import Row, Tables
 
 OTHER_GFX: Final = "other gfx"
 OTHER_CU_NUM: Final = "other cu_num"

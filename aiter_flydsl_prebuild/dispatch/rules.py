@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ..packs.manifest import Range as Range
+from ..model.tokens import Range
 from . import reference_names as grammar
 
 RULES: Final = ("newest", "august")

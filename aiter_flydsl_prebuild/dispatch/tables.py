@@ -16,11 +16,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ..arch import gfx_of_cu_num
 from ..errors import InputError
-from ..packs.manifest import LAYER
+from ..model.shape import Shape
 from . import rules
 
 _REQUIRED: Final = ("cu_num", "M", "N", "K", "libtype", "kernelId", "splitK", "kernelName")
@@ -35,27 +35,6 @@ _LONGEST_CELL: Final = 200
 
 _Found = tuple[tuple[str, str], ...]
 """Problems of one row: (column, what is wrong and what to do)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a look-up is made for: one linear layer on one kind of GPU under one operand contract.
-
-    ``op`` is one of :data:`rules.OPS`, or :data:`rules.BLOCKSCALE`. ``n`` and ``k`` are the weight's rows and columns;
-    ``w_scale_block`` is set for mxscale tables, ``q_dtype_w`` for per-token tables.
-    """
-
-    op: str
-    gfx: str
-    cu_num: int
-    n: int
-    k: int
-    w_scale_block: str | None
-    q_dtype_w: str | None
-
-    def layer(self) -> dict[str, Any]:
-        """What is the same on every GPU of an arch: what it computes, by the names of :data:`LAYER`."""
-        return {name: getattr(self, name) for name in LAYER}
 
 
 @dataclass(frozen=True, slots=True)

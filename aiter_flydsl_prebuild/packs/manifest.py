@@ -13,13 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from ..model.shape import Shape, kernel_label
+from ..model.tokens import Range
+
 FORMAT: Final = 1
-
-Range = tuple[int, int]
-"""Token counts from the first number to the second, both included."""
-
-LAYER: Final = ("op", "n", "k", "w_scale_block", "q_dtype_w")
-"""What tells one kernel of a name from another, in manifests and results."""
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -109,29 +106,13 @@ class SkippedFacts(NamedTuple):
 
 
 class ShapeFacts(NamedTuple):
-    """A shape that was planned: ``cu_num`` is 0 for GPUs that no row is for, and no row serves ``uncovered``."""
+    """A shape that was planned, who else wins token counts of it, and which of them no row serves (``uncovered``)."""
 
-    op: str
-    gfx: str
-    cu_num: int
-    n: int
-    k: int
-    w_scale_block: str | None
-    q_dtype_w: str | None
+    shape: Shape
     other: tuple[OtherFacts, ...]
     uncovered: tuple[Range, ...]
     skipped: tuple[SkippedFacts, ...]
     extra: Mapping[str, Any] = _NOTHING
-
-    @property
-    def layer(self) -> tuple[Any, ...]:
-        """The values of :data:`LAYER`."""
-        return self.op, self.n, self.k, self.w_scale_block, self.q_dtype_w
-
-    @property
-    def label(self) -> str:
-        """What the shape is called in messages and pictures."""
-        return f"{_layer_label(*self.layer)}, {self.cu_num or 'other'} CUs"
 
 
 class LeftOut(NamedTuple):
@@ -235,12 +216,12 @@ class PackedKernel(NamedTuple):
 
     @property
     def layer(self) -> tuple[Any, ...]:
-        """The values of :data:`LAYER`."""
+        """The values of :data:`model.shape.LAYER`."""
         return self.op, self.n, self.k, self.w_scale_block, self.q_dtype_w
 
     @property
     def label(self) -> str:
-        """See :func:`kernel_label`."""
+        """See :func:`model.shape.kernel_label`."""
         return kernel_label(self.name, *self.layer)
 
     @property
@@ -266,12 +247,12 @@ class MissingKernel(NamedTuple):
 
     @property
     def layer(self) -> tuple[Any, ...]:
-        """The values of :data:`LAYER`."""
+        """The values of :data:`model.shape.LAYER`."""
         return self.op, self.n, self.k, self.w_scale_block, self.q_dtype_w
 
     @property
     def label(self) -> str:
-        """See :func:`kernel_label`."""
+        """See :func:`model.shape.kernel_label`."""
         return kernel_label(self.name, *self.layer)
 
 
@@ -336,21 +317,6 @@ class Manifest(NamedTuple):
         return found
 
 
-def kernel_label(
-    name: str, op: str, n: int | None, k: int | None, w_scale_block: str | None, q_dtype_w: str | None
-) -> str:
-    """What a kernel is called in every message and result: its name and all of :data:`LAYER` that applies to it.
-
-    No two kernels of a pack have the same.
-    """
-    return f"{name} ({_layer_label(op, n, k, w_scale_block, q_dtype_w)})"
-
-
-def _layer_label(op: str, n: int | None, k: int | None, w_scale_block: str | None, q_dtype_w: str | None) -> str:
-    parts = [("N=", n), ("K=", k), ("scales ", w_scale_block), ("weights ", q_dtype_w)]
-    return ", ".join([*(f"{what}{value}" for what, value in parts if value is not None), op])
-
-
 def to_json(value: Any) -> Any:
     """One of the objects above, or what is in them, as JSON holds it."""
     if isinstance(value, tuple):
@@ -363,7 +329,7 @@ def to_json(value: Any) -> Any:
             for name, item in zip(fields, value, strict=True)
             if name != "extra" and (name not in defaults or item != defaults[name])
         }
-        return {**named, **value.extra}  # type: ignore[attr-defined]
+        return {**named, **getattr(value, "extra", _NOTHING)}
     if isinstance(value, Mapping):
         return {name: to_json(item) for name, item in value.items()}
     return value

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from ..flydsl.cache import ARTIFACT_KEY, CALL_KEY
+from ..model.shape import Shape
+from ..model.tokens import Range
 from .manifest import (
     FORMAT,
-    LAYER,
     CodeFacts,
     FlyDSL,
     LeftOut,
@@ -24,7 +25,6 @@ from .manifest import (
     PackedKernel,
     PayloadPlace,
     PlanFacts,
-    Range,
     ShapeFacts,
     ShardFacts,
     SkippedFacts,
@@ -57,7 +57,8 @@ class _Form(Generic[_T]):
     def __init__(self, kind: Callable[..., _T], **fields: _Read) -> None:
         self._kind = kind
         defaults: Mapping[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
-        assert (*fields, "extra") == kind._fields, kind  # type: ignore[attr-defined]
+        self._open = kind._fields[-1:] == ("extra",)  # type: ignore[attr-defined]
+        assert (*fields, *("extra",) * self._open) == kind._fields, kind  # type: ignore[attr-defined]
         self._fields = [(name, read, name in defaults, defaults.get(name)) for name, read in fields.items()]
 
     def __call__(self, raw: Any) -> _T:
@@ -84,6 +85,8 @@ class _Form(Generic[_T]):
         if known == len(raw):
             return self._kind(*values)
         names = {name for name, *_ in self._fields}
+        if not self._open:
+            raise ManifestError(f"{', '.join(sorted(raw.keys() - names)):.80} is not known to this version")
         return self._kind(*values, {name: value for name, value in raw.items() if name not in names})
 
 
@@ -213,7 +216,6 @@ _KERNEL: Final[dict[str, _Read]] = {
     "q_dtype_w": _or_null(_text),
     "tokens": _many(_range),
 }
-_SHAPE_LAYER: Final = {**{name: _KERNEL[name] for name in LAYER}, "n": _integer, "k": _integer}
 
 _read_flydsl: Final = _Form(
     FlyDSL,
@@ -246,16 +248,21 @@ _read_table: Final = _Form(TableFacts, file=_text, sha256=_hex)
 _read_other: Final = _Form(OtherFacts, libtype=_text, tokens=_many(_range))
 _read_skipped: Final = _Form(SkippedFacts, name=_text, reason=_text, tokens=_many(_range))
 _read_shape: Final = _Form(
+    Shape,
+    op=_text,
+    gfx=_word,
+    cu_num=_integer,
+    n=_integer,
+    k=_integer,
+    w_scale_block=_or_null(_text),
+    q_dtype_w=_or_null(_text),
+)
+_read_shape_facts: Final = _Form(
     ShapeFacts,
-    **{
-        "op": _text,
-        "gfx": _word,
-        "cu_num": _integer,
-        **{name: _SHAPE_LAYER[name] for name in LAYER[1:]},
-        "other": _many(_read_other),
-        "uncovered": _many(_range),
-        "skipped": _many(_read_skipped),
-    },
+    shape=_read_shape,
+    other=_many(_read_other),
+    uncovered=_many(_range),
+    skipped=_many(_read_skipped),
 )
 _read_plan: Final = _Form(
     PlanFacts,
@@ -263,7 +270,7 @@ _read_plan: Final = _Form(
     rule=_word,
     cu_num=_many(_integer),
     tables=_many(_read_table),
-    shapes=_many(_read_shape),
+    shapes=_many(_read_shape_facts),
     undecodable=_many(_text),
     unknown=_many(_text),
     options=_mapping(_many(_text)),

@@ -9,7 +9,8 @@ from ..errors import InputError
 from ..needs import MODULES, MissingError
 
 if TYPE_CHECKING:
-    from .base import Options, Remember, Source
+    from ..model.job import Options
+    from .base import Remember, Source
 
 _SOURCES = {
     "reference": "aiter_flydsl_prebuild.sources.reference.source:ReferenceSource",
@@ -27,7 +28,8 @@ def load_source(name: str, options: Options | None = None, remember: Remember | 
     :raises InputError: there is none of that name, it cannot be imported, or it does not know the options.
     :raises MissingError: it needs a library that is not installed, and that an extra of this project brings.
     """
-    from .base import Options, Source, ask_again
+    from ..model.job import NO_OPTIONS
+    from .base import Source, ask_again
 
     module, separator, attribute = _SOURCES.get(name, name).partition(":")
     if not separator:
@@ -36,7 +38,7 @@ def load_source(name: str, options: Options | None = None, remember: Remember | 
         found = getattr(importlib.import_module(module), attribute)
         if not (isinstance(found, type) and issubclass(found, Source)):
             raise InputError(f"source {name!r} is not a class derived from {Source.__module__}.Source")
-        source = found(name, options or Options(), remember or ask_again)
+        source = found(name, options or NO_OPTIONS, remember or ask_again)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in MODULES:

@@ -6,66 +6,23 @@ import functools
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..dispatch.reach import Range, Reach, Shape
+from ..dispatch.reach import Reach
 from ..errors import InputError
-from ..packs.manifest import LAYER, LeftOut, Manifest, MissingKernel, PackedKernel, kernel_label
+from ..model.job import NO_OPTIONS, Job, Options
+from ..model.shape import LAYER, Shape
+from ..model.tokens import Range, merge_ranges
+from ..packs.manifest import LeftOut, Manifest, MissingKernel, PackedKernel
 
 if TYPE_CHECKING:
     from ..execution.problem import Problem
     from .environment import Finding
 
 _OWN = __name__.partition(".")[0]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a user asks of a source beside its default; what each may be is the source's to say, empty is its default.
-
-    ``kinds`` are families of kernels, ``dtypes`` output types, ``models`` lists of shapes (their ids).
-    """
-
-    kinds: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As the manifest holds them."""
-        return {name: list(values) for name, values in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Sequence[str]]) -> Options:
-        """The inverse of :meth:`to_json`; what is missing is empty."""
-        return cls(**{field.name: tuple(value.get(field.name, ())) for field in fields(cls)})
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One compile: a kernel name and the arguments that enter its cache key.
-
-    ``shape.cu_num`` is 0: a kernel is the same on every partition of a GPU. ``tokens`` are the token ranges that it
-    serves, and ``cu_num`` the numbers of compute units whose rows lead to it (0: the heuristic, on GPUs without rows;
-    None: not from a table), for the manifest; they enter no key. ``arguments`` is what else the source needs, in its
-    own words.
-    """
-
-    source: str
-    arch: str
-    name: str
-    shape: Shape
-    tokens: tuple[Range, ...]
-    options: Options = Options()
-    arguments: str = ""
-    cu_num: tuple[int, ...] | None = None
-
-    @property
-    def label(self) -> str:
-        """What the kernel is called in messages and results (:func:`manifest.kernel_label`)."""
-        return kernel_label(self.name, **self.shape.layer())
 
 
 def job_of(manifest: Manifest, kernel: PackedKernel | MissingKernel) -> Job:
@@ -91,7 +48,7 @@ class Source(ABC):
     set; a source sets nothing of that itself.
     """
 
-    def __init__(self, name: str, options: Options = Options(), remember: Remember = ask_again) -> None:
+    def __init__(self, name: str, options: Options = NO_OPTIONS, remember: Remember = ask_again) -> None:
         """Made by :func:`sources.load_source`, in each process that needs it; a class with more to set calls this.
 
         :param name: what the manifest and the command line call it.
@@ -236,12 +193,12 @@ class Source(ABC):
         return jobs_of(self.name, reach, arch, self.options)
 
 
-def jobs_of(source: str, reach: Reach, arch: str, options: Options = Options()) -> list[Job]:
+def jobs_of(source: str, reach: Reach, arch: str, options: Options) -> list[Job]:
     """One job for each distinct kernel of a plan: name, op, N, K and scale blocks, whichever cu_num reaches it."""
     found: dict[Shape, dict[str, tuple[Range, ...]]] = {}
     units: dict[tuple[Shape, str], set[int]] = {}
     for entry in reach.shapes:
-        layer = replace(entry.shape, cu_num=0)
+        layer = entry.shape._replace(cu_num=0)
         kernels = found.setdefault(layer, {})
         for kernel in entry.kernels:
             before = kernels.get(kernel.name)
@@ -252,17 +209,6 @@ def jobs_of(source: str, reach: Reach, arch: str, options: Options = Options()) 
         for shape, kernels in found.items()
         for name, tokens in kernels.items()
     ]
-
-
-def merge_ranges(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    """Inclusive ranges, sorted and joined where they touch."""
-    merged: list[Range] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
-        else:
-            merged.append((first, last))
-    return tuple(merged)
 
 
 @functools.cache

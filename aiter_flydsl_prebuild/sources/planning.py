@@ -6,11 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..dispatch.reach import UNKNOWN, Range, Ranges, Reach, Shape, ShapeReach, distinct, plan_reach
+from ..dispatch.reach import UNKNOWN, Reach, ShapeReach, distinct, plan_reach
 from ..dispatch.tables import Tables, read_tables
 from ..errors import InputError
+from ..model.job import Job
+from ..model.shape import Shape
+from ..model.tokens import Range, Ranges, without
 from ..packs.manifest import LeftOut
-from .base import Job, Source
+from .base import Source
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def plan_layers(
     for layer in layers:
         for shape in source.layer(layer.n, layer.k, layer.block, arch):
             tuned = {row.cu_num for row in tables.rows if (row.op, row.gfx) == (shape.op, arch)}
-            shapes |= {replace(shape, cu_num=units): None for units in cu_num or sorted(tuned) or [0]}
+            shapes |= {shape._replace(cu_num=units): None for units in cu_num or sorted(tuned) or [0]}
     rows = tuple(row for row in tables.rows if row.shape in shapes)
     reach = plan_reach(Tables(tables.files, rows), gfx=[], cu_num=[], tokens=tokens, rule=rule)
     found = {entry.shape: entry for entry in reach.shapes}
@@ -103,21 +106,6 @@ def plan_layers(
     before = {entry.shape: entry.uncovered for entry in every}
     heuristic = {entry.shape: without(before[entry.shape], entry.uncovered) for entry in refined.shapes}
     return LayerPlan(refined, heuristic, (*left_out, *unknown_kernels(refined)))
-
-
-def without(ranges: Ranges, taken: Ranges) -> Ranges:
-    """The token counts of sorted ranges that are in none of ``taken``, which are sorted, too."""
-    left = []
-    for first, last in ranges:
-        for low, high in taken:
-            if high < first or low > last:
-                continue
-            if low > first:
-                left.append((first, low - 1))
-            first = high + 1
-        if first <= last:
-            left.append((first, last))
-    return tuple(left)
 
 
 def unknown_kernels(reach: Reach) -> tuple[LeftOut, ...]:

@@ -21,14 +21,14 @@ import pytest
 import aiter_checkout
 from aiter_flydsl_prebuild.builder.proof.proof import open_subject
 from aiter_flydsl_prebuild.dispatch import rules
-from aiter_flydsl_prebuild.dispatch.tables import Shape
 from aiter_flydsl_prebuild.errors import CheckError, InputError
+from aiter_flydsl_prebuild.model.job import Options
+from aiter_flydsl_prebuild.model.shape import Shape
 from aiter_flydsl_prebuild.packs.format import Pack
 from aiter_flydsl_prebuild.packs.manifest import to_json
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.aiter import installed, needs, ops, tables
 from aiter_flydsl_prebuild.sources.aiter.source import counts_to_compile, model_lists
-from aiter_flydsl_prebuild.sources.base import Options
 from processes import SUPPORT, flydsl_environment, prebuild, run_python
 
 STANDIN = SUPPORT / "standin_aiter"

@@ -17,8 +17,9 @@ import pytest
 
 from aiter_flydsl_prebuild.builder.proof import proof
 from aiter_flydsl_prebuild.flydsl.install import interpreter_abi
+from aiter_flydsl_prebuild.model.shape import LAYER, kernel_label
 from aiter_flydsl_prebuild.packs.format import Pack
-from aiter_flydsl_prebuild.packs.manifest import LAYER, kernel_label, to_json
+from aiter_flydsl_prebuild.packs.manifest import to_json
 from packs import files_of, forge, make_wheel, pack_in
 from processes import ROOT, SUPPORT, prebuild, run_python, start_interruptible, wait_until
 

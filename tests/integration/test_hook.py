@@ -17,6 +17,7 @@ import pytest
 from aiter_flydsl_prebuild.dispatch.reach import plan_reach
 from aiter_flydsl_prebuild.dispatch.tables import read_tables
 from aiter_flydsl_prebuild.flydsl.install import interpreter_abi
+from aiter_flydsl_prebuild.model.job import NO_OPTIONS
 from aiter_flydsl_prebuild.sources.base import jobs_of
 from aiter_flydsl_prebuild.sources.reference.source import table_path
 from packs import flydsl_here, make_compiled, make_pack, pack_in
@@ -89,7 +90,7 @@ def test_kernels_are_built_into_the_projects_own_wheel(with_kernels: dict[str, s
     run_verify = prebuild("verify", wheel, "--json")
     assert run_verify.returncode == 0, run_verify.stdout + run_verify.stderr
     reach = plan_reach(read_tables([table_path()]), gfx=["gfx950"], cu_num=[], tokens=(1, 4))
-    assert json.loads(run_verify.stdout)["kernels"] == len(jobs_of("reference", reach, "gfx950"))
+    assert json.loads(run_verify.stdout)["kernels"] == len(jobs_of("reference", reach, "gfx950", NO_OPTIONS))
 
 
 @pytest.mark.slow

@@ -413,7 +413,7 @@ from aiter_flydsl_prebuild.sources.planning import plan_source
 from aiter_flydsl_prebuild.sources import load_source
 from aiter_flydsl_prebuild.sources.aiter import code, installed
 from aiter_flydsl_prebuild.sources.aiter.ops import OPS
-from aiter_flydsl_prebuild.sources.base import Options
+from aiter_flydsl_prebuild.model.job import Options
 source = load_source("aiter", Options(models=("none",)))
 package = installed.find().package
 families = {}

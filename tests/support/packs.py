@@ -14,9 +14,10 @@ from typing import Any
 
 from aiter_flydsl_prebuild.builder.compiling import Compiled, CompiledEntry
 from aiter_flydsl_prebuild.builder.packing import compress, encode_pack, make_manifest, missing_kernel, write_pack
-from aiter_flydsl_prebuild.dispatch.tables import Shape
 from aiter_flydsl_prebuild.flydsl import cache
 from aiter_flydsl_prebuild.flydsl.install import Install, interpreter_abi, known_identities, read_install
+from aiter_flydsl_prebuild.model.job import Job
+from aiter_flydsl_prebuild.model.shape import Shape
 from aiter_flydsl_prebuild.packs.format import MAGIC
 from aiter_flydsl_prebuild.packs.manifest import (
     About,
@@ -29,7 +30,6 @@ from aiter_flydsl_prebuild.packs.manifest import (
     ToolchainFacts,
     to_json,
 )
-from aiter_flydsl_prebuild.sources.base import Job
 
 FIELDS = {"entry": "gemm", "processor_refs": [], "link_libs": [], "uses_explicit_module": False}
 ABOUT = About(
@@ -41,7 +41,8 @@ ABOUT = About(
 
 def make_shape(n: int = 128, k: int = 256, cu_num: int = 256, **changes: Any) -> ShapeFacts:
     """A shape of a plan that rows serve for every token count."""
-    return ShapeFacts("mxscale_bmm", "gfx950", cu_num, n, k, "32x32", None, (), (), ())._replace(**changes)
+    shape = Shape("mxscale_bmm", "gfx950", cu_num, n, k, "32x32", None)
+    return ShapeFacts(shape, (), (), ())._replace(**changes)
 
 
 def install_here() -> Install:

@@ -7,7 +7,7 @@ import resource
 import time
 from pathlib import Path
 
-from aiter_flydsl_prebuild.sources.base import Job
+from aiter_flydsl_prebuild.model.job import Job
 from aiter_flydsl_prebuild.sources.reference.source import ReferenceSource
 
 SMALL = (512, 5120)

@@ -6,8 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from aiter_flydsl_prebuild.dispatch.tables import Shape
-from aiter_flydsl_prebuild.sources.base import Job, Source
+from aiter_flydsl_prebuild.model.job import Job
+from aiter_flydsl_prebuild.model.shape import Shape
+from aiter_flydsl_prebuild.sources.base import Source
 
 
 class TinySource(Source):

@@ -16,10 +16,10 @@ from aiter_flydsl_prebuild.binding import InstalledCode, find_package, installed
 from aiter_flydsl_prebuild.builder.packing import encode_pack, make_manifest, unpacked
 from aiter_flydsl_prebuild.flydsl import cache
 from aiter_flydsl_prebuild.flydsl.install import interpreter_abi
+from aiter_flydsl_prebuild.model.job import Options
 from aiter_flydsl_prebuild.packs.format import Pack, PackError
 from aiter_flydsl_prebuild.packs.manifest import to_json
 from aiter_flydsl_prebuild.sources import load_source
-from aiter_flydsl_prebuild.sources.base import Options
 from packs import ABOUT, flydsl_here, forge, install_here, make_compiled, make_job, make_pack
 from processes import run_python
 from servers import START, Server, flatten

@@ -15,10 +15,11 @@ from aiter_flydsl_prebuild.compute_units import Serving, serving, unserved
 from aiter_flydsl_prebuild.discovery import PACKS_VARIABLE
 from aiter_flydsl_prebuild.dispatch.reach import KernelReach, Reach, ShapeReach
 from aiter_flydsl_prebuild.errors import CheckError
+from aiter_flydsl_prebuild.model.job import NO_OPTIONS
 from aiter_flydsl_prebuild.packs.format import Pack
 from aiter_flydsl_prebuild.packs.manifest import ShapeFacts
 from aiter_flydsl_prebuild.sources.base import jobs_of
-from packs import ABOUT, make_compiled, make_job, make_pack
+from packs import ABOUT, make_compiled, make_job, make_pack, make_shape
 from processes import run_python
 
 
@@ -78,7 +79,7 @@ def kernel(name: str, n: int, cu_num: tuple[int, ...] | None) -> Compiled:
 
 
 def shape(n: int, cu_num: int) -> ShapeFacts:
-    return ShapeFacts("mxscale_bmm", "gfx950", cu_num, n, 256, "32x32", None, (), (), ())
+    return make_shape(n, 256, cu_num)
 
 
 def pack_of(path: Path, kernels: list[Compiled], shapes: list[ShapeFacts]) -> Path:
@@ -133,13 +134,13 @@ def test_packs_of_earlier_versions(tmp_path: Path) -> None:
 
 
 def test_jobs_say_which_rows_lead_to_them() -> None:
-    at_256, anywhere = replace(make_job().shape, cu_num=256), make_job().shape
+    at_256, anywhere = make_job().shape._replace(cu_num=256), make_job().shape
     runs = ((1, 8),)
     shapes = (
         ShapeReach(at_256, (KernelReach("row", runs), KernelReach("both", runs)), (), ()),
         ShapeReach(anywhere, (KernelReach("both", runs), KernelReach("heuristic", runs)), (), ()),
     )
-    jobs = jobs_of("reference", Reach((1, 8), "newest", shapes, {}), "gfx950")
+    jobs = jobs_of("reference", Reach((1, 8), "newest", shapes, {}), "gfx950", NO_OPTIONS)
     assert {job.name: job.cu_num for job in jobs} == {"row": (256,), "both": (0, 256), "heuristic": (0,)}
     assert {job.shape for job in jobs} == {anywhere}
 

@@ -16,7 +16,7 @@ from processes import prebuild
 
 def kernel(name: str, text: str, key: str, **layer: Any) -> Compiled:
     job = make_job(name)
-    return replace(make_described(name, text, key * 64), job=replace(job, shape=replace(job.shape, **layer)))
+    return replace(make_described(name, text, key * 64), job=replace(job, shape=job.shape._replace(**layer)))
 
 
 LAYERS = [

@@ -25,6 +25,7 @@ ROOMS = {
         "scratch",
         "target",
     ),
+    "model": ("model",),
     "flydsl": ("flydsl",),
     "packs": ("packs",),
     "run time": (

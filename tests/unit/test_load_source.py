@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aiter_flydsl_prebuild.errors import InputError
+from aiter_flydsl_prebuild.model.job import Options
 from aiter_flydsl_prebuild.sources import load_source
-from aiter_flydsl_prebuild.sources.base import Options
 
 THEIRS = """
 from aiter_flydsl_prebuild.sources.reference.source import ReferenceSource

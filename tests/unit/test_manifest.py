@@ -13,6 +13,7 @@ import pytest
 from aiter_flydsl_prebuild.builder.merging import merge_packs
 from aiter_flydsl_prebuild.builder.packing import encode_pack
 from aiter_flydsl_prebuild.errors import CheckError
+from aiter_flydsl_prebuild.model.shape import kernel_label
 from aiter_flydsl_prebuild.packs.format import Pack
 from aiter_flydsl_prebuild.packs.manifest import (
     About,
@@ -22,7 +23,6 @@ from aiter_flydsl_prebuild.packs.manifest import (
     ShardFacts,
     SkippedFacts,
     TableFacts,
-    kernel_label,
     to_json,
 )
 from aiter_flydsl_prebuild.packs.reader import ManifestError, read_manifest
@@ -58,11 +58,11 @@ def pack(tmp_path: Path) -> Pack:
 
 
 def objects(value: Any) -> Iterator[Json]:
-    """Every JSON object that has keys of the format's, not of somebody's choice."""
+    """Every JSON object that may get further keys: not those of somebody's choice, and not what identifies a shape."""
     if isinstance(value, dict):
         yield value
         for key, item in value.items():
-            if key not in ("identities", "options", "fields", "paths"):
+            if key not in ("identities", "options", "fields", "paths", "shape"):
                 yield from objects(list(item.values()) if key == "packages" else item)
     elif isinstance(value, list):
         for item in value:

@@ -22,10 +22,12 @@ from aiter_flydsl_prebuild.dispatch.reach import (
     plan_reach,
     to_json,
 )
-from aiter_flydsl_prebuild.dispatch.tables import Row, Shape, TableFile, Tables, read_tables
+from aiter_flydsl_prebuild.dispatch.tables import Row, TableFile, Tables, read_tables
 from aiter_flydsl_prebuild.errors import InputError
+from aiter_flydsl_prebuild.model.shape import Shape
+from aiter_flydsl_prebuild.model.tokens import without
 from aiter_flydsl_prebuild.packs.manifest import LeftOut
-from aiter_flydsl_prebuild.sources.planning import unknown_kernels, without
+from aiter_flydsl_prebuild.sources.planning import unknown_kernels
 from processes import ROOT
 
 RULES = ("newest", "august")

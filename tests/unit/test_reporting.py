@@ -19,8 +19,9 @@ import pytest
 from aiter_flydsl_prebuild.builder.reports import reporting
 from aiter_flydsl_prebuild.builder.reports.occupancy import waves_per_simd
 from aiter_flydsl_prebuild.builder.reports.reporting import Subject
+from aiter_flydsl_prebuild.model.tokens import Range
 from aiter_flydsl_prebuild.packs.format import Pack
-from aiter_flydsl_prebuild.packs.manifest import LeftOut, Manifest, OtherFacts, Range
+from aiter_flydsl_prebuild.packs.manifest import LeftOut, Manifest, OtherFacts
 from packs import make_described, make_job, make_pack, make_shape
 
 XHTML = "{http://www.w3.org/1999/xhtml}"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from aiter_flydsl_prebuild.dispatch.tables import Row, Shape, read_tables
+from aiter_flydsl_prebuild.dispatch.tables import Row, read_tables
 from aiter_flydsl_prebuild.errors import InputError
+from aiter_flydsl_prebuild.model.shape import Shape
 from processes import ROOT
 
 HEADER = "gfx,cu_num,M,N,K,w_scale_block,libtype,kernelId,splitK,us,kernelName"

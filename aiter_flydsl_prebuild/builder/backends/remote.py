@@ -26,12 +26,12 @@ from ... import needs
 from ...digests import compiling_code
 from ...errors import CheckError, InputError, PrebuildError
 from ...flydsl.toolchain import find_toolchain, worker_environment
+from ...model.job import Job
 from ...packs.format import Pack
 from ...packs.manifest import FlyDSL, ToolchainFacts
 from ...processes import die_with_parent, terminated_cleanly
 from ...scratch import scratch_folder
 from ...sources import load_source
-from ...sources.base import Job
 from ..compiling import Compiled, Task, building_flydsl, compile_task, make_task
 from ..packing import encode_kernel, source_facts, unpacked
 from ..sharding import longest_first

@@ -20,11 +20,12 @@ from ...errors import PrebuildError
 from ...execution import hip
 from ...execution.launchers import Launcher, OnEmulator, OnGpu
 from ...execution.tinygrad import Emulator
+from ...model.job import Options
 from ...packs.format import Pack
 from ...processes import die_with_parent
 from ...seeding import seed as seed_packs
 from ...sources import load_source
-from ...sources.base import Options, Source, job_of
+from ...sources.base import Source, job_of
 
 GPU, EMULATOR = "gpu", "emulator"
 

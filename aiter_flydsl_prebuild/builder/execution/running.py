@@ -24,10 +24,10 @@ from ...execution.problem import Outcome
 from ...execution.tinygrad import checkout
 from ...flydsl.install import read_install
 from ...flydsl.toolchain import find_toolchain, scrubbed_environment
+from ...model.job import Options
 from ...packs.format import Pack
 from ...progress import Progress
 from ...sources import SOURCES, load_source
-from ...sources.base import Options
 from ...target import ARCH_VARIABLE
 from ..proof.proof import Subject
 from ..store.store import Store

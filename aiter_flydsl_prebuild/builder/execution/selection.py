@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...digests import digest, files_digest
+from ...model.job import Job
 from ...packs.format import Pack
-from ...sources.base import Job, Source, job_of
+from ...sources.base import Source, job_of
 from .facts import ALL
 
 _EMULATOR_FILES = (

@@ -18,16 +18,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...discovery import FOLDER, PACKS_VARIABLE, SUFFIX, find_packs, look_for_packs
-from ...dispatch.reach import Range
 from ...dispatch.rules import RULES
 from ...errors import CheckError, InputError
 from ...flydsl.install import ambiguity, read_install
 from ...flydsl.toolchain import find_toolchain, scrubbed_environment
+from ...model.job import Options
+from ...model.shape import LAYER, kernel_label
+from ...model.tokens import Range, spelled
 from ...packs.format import Pack, PackError
-from ...packs.manifest import LAYER, MissingKernel, kernel_label
+from ...packs.manifest import MissingKernel
 from ...scratch import scratch_folder
 from ...sources import SOURCES
-from ...sources.base import Options
 from ...target import ARCH_VARIABLE
 
 # FlyDSL compiler/jit_function.py, all versions: what a miss says where compiling is forbidden.
@@ -95,7 +96,7 @@ class Proof:
         """What is wrong, a line each, for people."""
         lines = list(self.problems)
         for miss in self.misses:
-            counts = ", ".join(f"{first}..{last}" if last > first else str(first) for first, last in miss["tokens"])
+            counts = spelled(miss["tokens"])
             # FlyDSL's own words for "would compile" are long and hold nothing that is not in this line.
             what = "would compile" if _WOULD_COMPILE in miss["reason"] else f"fails: {miss['reason']}"
             lines.append(f"{_label(miss)}{f', tokens {counts}' if counts else ''}: {what}")

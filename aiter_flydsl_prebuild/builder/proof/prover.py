@@ -20,19 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from ...discovery import find_packs, rocm_root
-from ...dispatch.reach import Range, Shape
 from ...errors import PrebuildError
 from ...files import write_whole
 from ...fitting import Placement, fit, lost
 from ...flydsl import cache
 from ...flydsl.install import checked, read_install
+from ...model.job import Job, Options
+from ...model.shape import Shape, kernel_label
+from ...model.tokens import Range, merge_ranges
 from ...packs.codeobject import read_code_object
 from ...packs.format import Pack
-from ...packs.manifest import CodeFacts, kernel_label
+from ...packs.manifest import CodeFacts
 from ...processes import die_with_parent
 from ...seeding import seed
 from ...sources import load_source
-from ...sources.base import Job, Options, Source, merge_ranges
+from ...sources.base import Source
 from ...sources.planning import Plan, plan_source
 
 Kernel = tuple[str, Shape]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import needs
-from ...dispatch.reach import Range
 from ...errors import InputError, PrebuildError
 from ...flydsl.install import read_install
+from ...model.tokens import Range
 from ...packs.format import Pack, PackError
 from .proof import Proof, Subject, prove, request_of
 

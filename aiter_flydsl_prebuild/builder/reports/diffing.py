@@ -146,8 +146,8 @@ def _described(manifest: Manifest) -> dict[str, Any]:
         "identities": manifest.flydsl.identities,
         "plan": {name: value for name, value in to_json(plan).items() if name not in ("shapes", "tables")},
         "tables": {table.file: table.sha256 for table in plan.tables},
-        "uncovered": {shape.label: to_json(shape.uncovered) for shape in plan.shapes},
-        "other": {shape.label: to_json(shape.other) for shape in plan.shapes},
+        "uncovered": {shape.shape.label: to_json(shape.uncovered) for shape in plan.shapes},
+        "other": {shape.shape.label: to_json(shape.other) for shape in plan.shapes},
         "missing": [kernel.label for kernel in manifest.missing],
         **manifest.extra,
     }

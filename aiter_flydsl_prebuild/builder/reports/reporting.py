@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ... import needs
-from ...dispatch.reach import UNDECODABLE, UNKNOWN, Range
+from ...dispatch.reach import UNDECODABLE, UNKNOWN
 from ...errors import InputError
+from ...model.shape import Shape
+from ...model.tokens import Range, count, without
 from ...packs.format import Pack
-from ...packs.manifest import CodeFacts, Manifest, PackedKernel, ShapeFacts, to_json
+from ...packs.manifest import CodeFacts, Manifest, PackedKernel, to_json
 from ..execution.facts import executed, unexecuted, was_executed
 from .occupancy import waves_per_simd
 
@@ -147,12 +149,12 @@ def bands(subject: Subject) -> list[Band]:
             bars += [Bar(run, "other", f"{other.libtype} wins", 0, 0) for run in other.tokens]
             taken += other.tokens
         # A kernel's tokens are those of every partition of the GPU: what this one gives to others is not its own.
-        kernels = sorted(by_layer.get(shape.layer, ()), key=lambda kernel: kernel.tokens)
+        kernels = sorted(by_layer.get(tuple(shape.shape.layer().values()), ()), key=lambda kernel: kernel.tokens)
         for number, kernel in enumerate(kernels):
-            own = _without(kernel.tokens, taken)
+            own = without(kernel.tokens, taken)
             bars += [Bar(run, "kernel", kernel.name, number, len(kernels)) for run in own]
-        lost = sum(last - first + 1 for first, last in shape.uncovered)
-        found.append(Band(_layer(shape), tuple(sorted(bars, key=lambda bar: bar.tokens)), len(kernels), lost))
+        lost = count(shape.uncovered)
+        found.append(Band(_layer(shape.shape), tuple(sorted(bars, key=lambda bar: bar.tokens)), len(kernels), lost))
     return found
 
 
@@ -166,7 +168,7 @@ def rows(subject: Subject) -> list[Row]:
             Row(
                 name=kernel.name,
                 layer=_layer(kernel),
-                tokens=sum(last - first + 1 for first, last in kernel.tokens),
+                tokens=count(kernel.tokens),
                 sharing=max((len(users[entry.payload]) for entry in kernel.entries), default=1),
                 seconds=subject.seconds.get(kernel.label),
                 code_bytes=sum(code.code_object_bytes for code in kernel.code),
@@ -359,7 +361,7 @@ def _hue(bar: Bar) -> tuple[int, int]:
     return round(230 - 190 * bar.number / max(1, bar.of - 1)), 58 if bar.number % 2 else 44
 
 
-def _layer(described: ShapeFacts | PackedKernel) -> str:
+def _layer(described: Shape | PackedKernel) -> str:
     text = f"N {described.n}, K {described.k}"
     text += f", {described.w_scale_block}" if described.w_scale_block else ""
     text += f", {described.q_dtype_w.removeprefix('torch.')}" if described.q_dtype_w else ""
@@ -367,17 +369,6 @@ def _layer(described: ShapeFacts | PackedKernel) -> str:
         return f"{text}, {described.op}"
     # Shapes without a number of compute units are for GPUs that no row names.
     return f"{text}, {described.cu_num or 'other'} CUs"
-
-
-def _without(runs: Sequence[Range], taken: Sequence[Range]) -> list[Range]:
-    """What of the runs is in none of the taken ones."""
-    left = list(runs)
-    for begin, end in taken:
-        cut = []
-        for first, last in left:
-            cut += [(first, min(last, begin - 1)), (max(first, end + 1), last)]
-        left = [run for run in cut if run[0] <= run[1]]
-    return sorted(set(left))
 
 
 def _log(tokens: int) -> int:

@@ -18,8 +18,9 @@ from pathlib import Path
 from ...digests import compiling_code, digest
 from ...flydsl.install import interpreter_abi
 from ...flydsl.toolchain import Toolchain, worker_environment
+from ...model.job import Job
 from ...packs.manifest import FORMAT, FlyDSL, to_json
-from ...sources.base import Job, Source
+from ...sources.base import Source
 
 
 class KernelKeys:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from ...dispatch import rules
-from ...dispatch.reach import Shape
 from ...errors import PrebuildError
+from ...model.shape import Shape
 from . import standins
 from .installed import PACKAGE, Installed
 

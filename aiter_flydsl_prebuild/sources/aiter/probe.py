@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ...dispatch.reach import Range, Shape
 from ...errors import PrebuildError
+from ...model.shape import Shape
+from ...model.tokens import Range
 from . import ahead, needs
 from .ops import OPS, Op
 

@@ -18,7 +18,7 @@ from ...execution import gemm
 from ...execution.faults import UnsupportedKernel
 from ...execution.floats import E4M3, Array
 from ...execution.problem import Id, Operand, Problem, output
-from ..base import Job
+from ...model.job import Job
 from .ops import DTYPES, MxscaleBmm, Op, PerToken
 
 ARCH = "gfx950"

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...digests import digest, own_code
 from ...dispatch import rules
-from ...dispatch.reach import UNDECODABLE, UNKNOWN, KernelReach, Range, Reach, Shape, ShapeReach, SkippedReach, distinct
+from ...dispatch.reach import UNDECODABLE, UNKNOWN, KernelReach, Reach, ShapeReach, SkippedReach, distinct
 from ...errors import CheckError, InputError
 from ...flydsl.install import ambiguity, read_install
+from ...model.job import Job, Options
+from ...model.shape import Shape
+from ...model.tokens import Range, merge_ranges
 from ...packs.manifest import LeftOut
-from ..base import Job, Options, Remember, Source, merge_ranges
+from ..base import Remember, Source
 from ..environment import Finding
 from . import ahead, code, installed, needs, standins
 from .asking import ask_aiter
@@ -117,7 +120,7 @@ class AiterSource(Source):
         ops = sorted({entry.shape.op for entry in kept})
         if ops:
             untuned = [entry for entry in kept if entry.uncovered and OPS[entry.shape.op].has_heuristic(entry.shape)]
-            shapes_of = [[asdict(e.shape), e.uncovered] for e in untuned]
+            shapes_of = [[e.shape._asdict(), e.uncovered] for e in untuned]
             names = {op: sorted({name for e in kept if e.shape.op == op for name in _names(e)}) for op in ops}
             found = self._ask({"arch": arch, "kinds": [], "ops": ops, "names": names, "shapes": shapes_of})
             runs = [[(name, (first, last)) for name, first, last in one] for one in found["picks"]]

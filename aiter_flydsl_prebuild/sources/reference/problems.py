@@ -13,7 +13,7 @@ import numpy as np
 from ...dispatch.reference_names import parse
 from ...execution import gemm
 from ...execution.problem import Operand, Problem, output
-from ..base import Job
+from ...model.job import Job
 
 _BLOCK = 32
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ... import __version__
 from ...dispatch import reference_names as grammar
 from ...dispatch import rules
-from ...dispatch.reach import Shape
 from ...errors import InputError
-from ..base import Job, Options, Remember, Source
+from ...model.job import Job, Options
+from ...model.shape import Shape
+from ..base import Remember, Source
 
 if TYPE_CHECKING:
     from ...execution.problem import Problem
