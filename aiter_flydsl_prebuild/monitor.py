@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 VARIABLE = "AITER_FLYDSL_PREBUILD_LOG"
 """A file for the compiles, in place of the argument ``log``."""
 
-# The device functions that a launcher's MLIR starts.
 _LAUNCHED = re.compile(r"gpu\.launch_func\b[^@]*@\w+::@([\w.$-]+)")
 
 _logger = logging.getLogger("aiter_flydsl_prebuild")
@@ -129,7 +128,7 @@ def _listen(monitor: Monitor) -> None:
         monitor._add(
             Compile(
                 launcher=name or str(getattr(getattr(launcher, "func", None), "__name__", "")),
-                kernels=sorted(set(_LAUNCHED.findall(str(module)))),
+                kernels=device_functions(module),
                 constants=_constants(launcher),
                 arguments=[_describe(argument) for argument in arguments],
                 seconds=round(time.perf_counter() - started, 4),
@@ -144,6 +143,11 @@ def _listen(monitor: Monitor) -> None:
         wrapped.callback(listen.around_lookups(during_lookup))
         wrapped.callback(listen.around_compiles(during_compile))
         wrapped.pop_all()  # all three or none
+
+
+def device_functions(module: Any) -> list[str]:
+    """The device functions that an MLIR module's host function starts."""
+    return sorted(set(_LAUNCHED.findall(str(module))))
 
 
 def _constants(launcher: Any) -> dict[str, Any]:

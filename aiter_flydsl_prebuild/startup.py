@@ -43,13 +43,18 @@ def at_startup() -> None:
 
 
 def vllm_plugin() -> None:
-    """Seed in a process of vLLM, before it loads a model, and watch it where AITER_FLYDSL_PREBUILD_LOG names a file."""
+    """Seed in a process of vLLM, before it loads a model, and have its JIT monitor see FlyDSL's compiles.
+
+    Watches the process where AITER_FLYDSL_PREBUILD_LOG names a file.
+    """
     from . import seed
     from .errors import PrebuildError
     from .monitor import VARIABLE, start
+    from .vllm_monitor import follow
 
     seed()
     _follow_vllm()
+    follow()
     if os.environ.get(VARIABLE):
         try:
             start()

@@ -30,7 +30,7 @@ ROOMS = {
     "packs": ("packs",),
     "run time": (
         *("binding", "compute_units", "entries", "fitting", "marker", "monitor", "places", "report", "seeding"),
-        *("stamps", "startup", "state"),
+        *("stamps", "startup", "state", "vllm_monitor"),
     ),
     "dispatch": ("dispatch",),
     "execution": ("execution",),
